@@ -34,13 +34,15 @@ from topics_server.wal.snapshots.store import PublishedSnapshots
 
 TTL_MS = 1_000
 OPTIONS = SessionOptions(["u"], 256, 262_144, 15_000, 6, False)
+FILTERS = ('["Not","sent"]', None)
 
 
 class Promised:
     """What recovery must find. `answered`: position last journaled; `captured`: in the last
     snapshot.
 
-    `live`: the real position of each session. `gone`: ids that were reported as expired.
+    `live`: the real position of each session. `gone`: ids that were reported as expired. `filters`:
+    those that sessions were opened with.
     """
 
     def __init__(self) -> None:
@@ -48,6 +50,7 @@ class Promised:
         self.captured: dict[str, int] = {}
         self.live: dict[str, int] = {}
         self.gone: set[str] = set()
+        self.filters: dict[str, str | None] = {}
 
     def check(self, table: SessionTable, mode: Mode | None) -> None:
         """Compare the recovered sessions with the promises."""
@@ -63,6 +66,9 @@ class Promised:
             assert found[wid].cursors["t"].seq >= seq, f"{wid} went back after {mode}"
         for wid, session in found.items():
             assert session.options == OPTIONS
+            # One whose opening was cut off may have either.
+            may_have = (self.filters[wid],) if wid in self.filters else FILTERS
+            assert session.filter in may_have, f"{wid} has another filter after {mode}"
             assert session.is_restored
             assert wid not in self.live or session.cursors["t"].seq <= self.live[wid]
         self.live = {wid: session.cursors["t"].seq for wid, session in found.items()}
@@ -165,9 +171,11 @@ class Run:
 
     async def open(self) -> None:
         self._reclaim()
-        session = await self.sessions.open(OPTIONS, [Cursor("t", 1, 1, 10)])
+        wanted = FILTERS[len(self.promised.filters) % 2]
+        session = await self.sessions.open(OPTIONS, [Cursor("t", 1, 1, 10)], wanted=wanted)
         if self.disk.crashed:
             return
+        self.promised.filters[session.wid] = wanted
         self.promised.answered[session.wid] = 10
         self.promised.live.setdefault(session.wid, 10)
 

@@ -7,6 +7,7 @@ fails here, stored bytes changed their meaning: fix the code, never the vector.
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def test_there_is_a_vector_of_every_format_that_was_released() -> None:
-    assert [f"store-v{number}" for number in (*range(1, 12), 16)] == NAMES
+    assert [f"store-v{number}" for number in (*range(1, 12), 16, 17)] == NAMES
 
 
 def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
@@ -92,6 +93,9 @@ async def test_stored_sessions_stand_where_their_streams_left_them(
             assert {name: at.seq for name, at in session.cursors.items()} == positions
             assert session.is_restored
             assert session.options.limit == 7
+            assert json.loads(session.filter or "null") == json.loads(
+                stored.filters.get(wid, "null")
+            )
 
 
 @pytest.mark.anyio

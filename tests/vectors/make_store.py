@@ -1,7 +1,7 @@
 """Makes a golden data directory: drives a real server over HTTP, kills it twice, and copies its
 files.
 
-    .venv/bin/python -m tests.vectors.make_store store-v16
+    .venv/bin/python -m tests.vectors.make_store store-v17
 
 Vectors are only added and never made again: every later server must read what a released server
 wrote, and a regenerated vector proves nothing. So the program refuses an existing folder.
@@ -22,7 +22,8 @@ flags. From v8 on `FORMAT` has the run whose snapshot holds moved heads. From v9
 nacks, in a snapshot, in the journal and in dead letters, and a session that waits for a missing
 topic. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here: it was killed).
 From v11 on views: definitions in a snapshot and in the journal, one changed, one deleted. From v16
-on consumers: in a snapshot, moved and deleted in the journal, and made there.
+on consumers: in a snapshot, moved and deleted in the journal, and made there. From v17 on sessions
+with a filter: in the newest snapshot, moved since, and in the journal's tail.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ ENVIRONMENT: Final = {
     "TOPICS_SESSION_TTL_MS": "3600000",
 }
 WATCHED: Final = ("fsync", "disk", "again")
+ODD: Final = ["Or", ["tag", "Glob", "odd*"], ["Not", ["tag", "Glob", "*"]]]
 # A topic that is never created.
 AWAITED: Final = "not-yet"
 # Durable leases and soft ones.
@@ -107,10 +109,10 @@ def post(api: Api, topic: str, body: bytes, **headers: str) -> dict[str, Any]:
     return good(api.http.post(f"/v0/topics/{topic}", content=body, headers=sent))
 
 
-def watch(api: Api, from_seq: int, *awaited: str) -> str:
+def watch(api: Api, from_seq: int, *awaited: str, **more: Any) -> str:
     """Open a session over a few topics, and over some that do not exist; return its wid."""
     topics = {name: {"from_seq": from_seq} for name in (*WATCHED, *awaited)}
-    body = {"topics": topics, "limit": 7, "wait": bool(awaited)}
+    body = {"topics": topics, "limit": 7, "wait": bool(awaited), **more}
     wid: str = good(api.http.post("/v0/watch", json=body))["wid"]
     return wid
 
@@ -448,6 +450,7 @@ def make(name: str) -> None:
         api = server.start()
         first_run(api, folder / "cold")
         kept, moved = watch(api, 1, AWAITED), watch(api, 2)
+        kept_odd, moved_odd = watch(api, 1, filter=ODD), watch(api, 2, filter=ODD)
         snapshots = server.data_dir / "snapshots"
         newest = max(snapshots.glob("*.snap"), default=None)
         eventually(lambda: len(list(snapshots.glob("*.snap"))) == 2, "two snapshots")
@@ -458,11 +461,14 @@ def make(name: str) -> None:
         api = server.start()
         retries, deletes = last_run(api)
         producers = last_producers(api)
-        late = watch(api, 3, AWAITED)
+        late, late_odd = watch(api, 3, AWAITED), watch(api, 3, filter="order-1")
         sessions = {
             wid: {**dict.fromkeys(WATCHED, seq), AWAITED: 0} for wid, seq in ((kept, 1), (late, 3))
         }
-        sessions[moved] = follow(api, moved)
+        sessions[kept_odd] = dict.fromkeys(WATCHED, 1)
+        sessions[late_odd] = dict.fromkeys(WATCHED, 3)
+        sessions |= {wid: follow(api, wid) for wid in (moved, moved_odd)}
+        filters = {kept_odd: json.dumps(ODD), moved_odd: json.dumps(ODD), late_odd: '"order-1"'}
         time.sleep(1.0)  # flags and segments of this run, as far as they are due
         names = sorted(topic["topic"] for topic in good(api.topics(page_size=1000))["topics"])
         topics, queues = asyncio.run(live_answers(api.url, names))
@@ -495,6 +501,7 @@ def make(name: str) -> None:
             streams,
             views,
             consumers,
+            filters,
         )
         # Only a start can tell what it reports for records that were never on disk.
         after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))

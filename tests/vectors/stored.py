@@ -47,7 +47,7 @@ class Expected(msgspec.Struct):
     `read_queue`; none in vectors from before there were leases. `routers`: by name, see
     `router_of`. `producers`: requests that are repeats or refused, and their answers. `streams`: by
     path, see `stream_part`. `views`: by topic and name, see `definition_of`. `consumers`: by topic,
-    see `consumers_of`.
+    see `consumers_of`. `filters`: of the sessions that have one, by wid.
     """
 
     note: str
@@ -64,6 +64,7 @@ class Expected(msgspec.Struct):
     streams: dict[str, Any] = {}
     views: dict[str, Any] = {}
     consumers: dict[str, Any] = {}
+    filters: dict[str, str] = {}
 
 
 def definition_of(answer: dict[str, Any]) -> dict[str, Any]:

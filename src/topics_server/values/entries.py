@@ -271,7 +271,7 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
     """A watch session was opened, with its topics in the order of the request.
 
     `owner`: the key that opened it, as `auth/api_keys` numbers keys; None if the server has no
-    keys.
+    keys. `filter`: JSON, only records that pass are sent.
     """
 
     topic_id: ClassVar[int] = SESSIONS_ID
@@ -281,6 +281,7 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
     options: SessionOptions
     cursors: list[CursorAt]
     owner: str | None = None
+    filter: str | None = None
 
 
 class SessionMoved(msgspec.Struct, frozen=True):

@@ -134,7 +134,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):
     """A watch session as captured. `lsn`: its newest entry that is in here already.
 
-    `owner`: see `entries.SessionOpened`.
+    `owner`, `filter`: see `entries.SessionOpened`.
     """
 
     wid: str
@@ -145,6 +145,7 @@ class SessionImage(msgspec.Struct, frozen=True, array_like=True):
     is_streaming: bool
     lsn: int
     owner: str | None = None
+    filter: str | None = None
 
 
 class SessionsPart(msgspec.Struct, frozen=True, array_like=True):

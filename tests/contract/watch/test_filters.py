@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.contract.driver import Api, Json, good
-from tests.contract.streams.streams import SseStream, WsClient
-from tests.contract.watch.test_live import records
+from tests.contract.conftest import NewServer
+from tests.contract.driver import Api, Json, eventually, good
+from tests.contract.streams.streams import SseStream, WsClient, gauges
+from tests.contract.watch.test_live import ACCEPT, records
 
 STARTS: dict[str, tuple[Json, list[int]]] = {
     "last": ({"last": 2}, [5, 6]),
@@ -59,6 +61,80 @@ def test_a_subscription_begins_where_it_says(api: Api, filled: str, case: str) -
             assert seqs(frames) == found
     finally:
         socket.close()
+
+
+def open_session(api: Api, topic: str, wanted: Any, **more: Any) -> str:
+    """The URL of the stream of a new session."""
+    body = {"topics": {topic: more}, "filter": wanted}
+    opened = good(api.http.post("/v0/watch", json=body))
+    assert "ignored" not in opened
+    return str(opened["stream_url"])
+
+
+def test_a_session_with_a_filter_gets_the_records_that_pass(api: Api, filled: str) -> None:
+    wanted = ["And", ["tag", "Glob", "o*"], ["Not", ["node", "Eq", "n"]]]
+    stream = SseStream(api.url, open_session(api, filled, wanted))
+    assert [record["$seq"] for record in records(stream, 3)[0]] == [1, 3, 5]
+    good(api.append(filled, [{"data": 7, "tag": "odd", "node": "n"}, {"data": 8}]))
+    good(api.append(filled, [{"data": 9, "tag": "odd"}, {"data": 10}]))
+    assert [record["$seq"] for record in records(stream, 1)[0]] == [9]
+    stream.close()
+    # `last` counts only records that pass; without a filter all of them.
+    stream = SseStream(api.url, open_session(api, filled, "odd", last=2))
+    assert [record["$seq"] for record in records(stream, 2)[0]] == [7, 9]
+    stream.close()
+    stream = SseStream(api.url, open_session(api, filled, None, last=2))
+    assert [record["$seq"] for record in records(stream, 2)[0]] == [9, 10]
+    stream.close()
+
+
+def test_a_session_keeps_its_filter_and_its_place_over_restarts_and_kills(own: NewServer) -> None:
+    server = own()
+    api = server.start()
+    good(api.append("jobs", [{"data": n, "tag": ("even", "odd")[n % 2]} for n in range(1, 7)]))
+    url = open_session(api, "jobs", ["Not", "even"])
+    stream = SseStream(api.url, url)
+    found, last_id = records(stream, 3)
+    assert [record["$seq"] for record in found] == [1, 3, 5]
+    stream.close()
+    for number, stop in ((7, server.crash), (9, server.restart), (11, server.crash)):
+        good(api.append("jobs", [{"data": number, "tag": "odd"}, {"data": 0, "tag": "even"}]))
+        api = stop()
+        good(api.append("jobs", [{"data": 0, "tag": "even"}]))
+        stream = SseStream(api.url, url, (ACCEPT, f"Last-Event-ID: {last_id}"))
+        found, last_id = records(stream, 1)
+        assert [record["data"] for record in found] == [number]
+        while stream.event().name != "caught-up":
+            pass
+        stream.close()
+
+
+def test_a_stream_of_a_session_moves_it_past_records_that_do_not_pass(
+    api: Api, filled: str
+) -> None:
+    streams = gauges(api)[0]
+    url = open_session(api, filled, "odd")
+    stream = SseStream(api.url, url)
+    records(stream, 3)
+    while stream.event().name != "caught-up":
+        pass
+    for _ in range(3):
+        good(api.append(filled, [{"data": 0, "tag": "even"}, {"data": 0}]))
+    good(api.append(filled, [{"data": 7, "tag": "odd"}]))
+    found, _ = records(stream, 1)
+    assert [record["$seq"] for record in found] == [13]
+    good(api.append(filled, [{"data": 0}]))
+    stream.close()
+    eventually(lambda: gauges(api)[0] <= streams, "the stream is over")
+    # Without an id the session's own position counts.
+    good(api.append(filled, [{"data": 8, "tag": "odd"}]))
+    again = SseStream(api.url, url)
+    event = again.event()
+    assert event.name == "record"
+    told = json.loads(event.data)
+    assert told["from_seq"] >= 13
+    assert [record["$seq"] for record in told["records"]] == [15]
+    again.close()
 
 
 def test_a_socket_with_a_filter_gets_the_records_that_pass(api: Api, filled: str) -> None:

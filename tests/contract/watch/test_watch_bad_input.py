@@ -202,6 +202,9 @@ def _sessions() -> dict[str, Bad]:
         cases[f"start {start.decode()}"] = Bad(
             b'{"topics":{"{t}":{' + start + b"}}}", where="topics"
         )
+    for wanted in FILTERS:
+        body = b'{"topics":{"{t}":{}},"filter":' + wanted + b"}"
+        cases[f"filter {wanted[:40].decode()}"] = Bad(body, where="filter")
     for what, value in NODES.items():
         body = b'{"topics":{"{t}":{}},"node":' + value + b"}"
         cases[f"node {what}"] = Bad(body, where="node")

@@ -189,6 +189,10 @@ def _watch_request() -> Schema:
         ),
         cursor={"type": ["string", "null"], "description": "An earlier `id`: continue after it."},
         wait=boolean(False, "Wait for missing topics and read them from 0."),
+        filter={
+            "description": FILTER_ABOUT,
+            "anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}],
+        },
     )
 
 

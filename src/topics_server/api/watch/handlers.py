@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from topics_server.api.context import ServerState
+from topics_server.api.messages.filters import decode_filter
 from topics_server.api.messages.requests import query_bool
 from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
@@ -26,6 +27,7 @@ from topics_server.api.watch.starts import begin_seqs
 from topics_server.auth.api_keys import Caller
 from topics_server.auth.authorize import check_name, unauthorized
 from topics_server.auth.tickets import TICKET_TTL_MS
+from topics_server.engine.filters import Matcher
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher, TopicView
 from topics_server.engine.subscribe.sessions import WatchSession
@@ -33,7 +35,7 @@ from topics_server.engine.subscribe.subscription import SubscriptionOptions
 from topics_server.http.sockets import until_left
 from topics_server.runtime.clock import monotonic_ms, random_id
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.limits import U64_MAX
+from topics_server.values.limits import FILTER_BYTES_MAX, U64_MAX
 from topics_server.values.query_string import parse_query
 
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
@@ -62,7 +64,8 @@ async def open_session(state: ServerState, request: Request) -> Response:
     with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
     views = _resolve(fanout.dispatcher, sent.topics, may_miss=is_lenient, awaits=sent.wait)
-    seqs = await begin_seqs(admit(state), views, sent.topics, frozenset(sent.options.nodes))
+    nodes = frozenset(sent.options.nodes)
+    seqs = await begin_seqs(admit(state), views, sent.topics, nodes, sent.wanted)
     found = _starting(views, seqs, sent.positions)
     awaited = [name for name in sent.topics if name not in views] if sent.wait else []
     found |= {name: Cursor.waiting(name) for name in awaited}
@@ -72,7 +75,8 @@ async def open_session(state: ServerState, request: Request) -> Response:
     sharing: dict[str, list[str]] = {}
     if sessions.max_per_prefix:
         sharing = {prefix: state.keys.owners_of(prefix) for prefix in request.caller.prefixes}
-    session = await sessions.open(sent.options, list(cursors.values()), owner, sharing)
+    begin = list(cursors.values())
+    session = await sessions.open(sent.options, begin, owner, sharing, sent.filter)
     fields = {
         "wid": session.wid,
         "stream_url": f"/v0/watch/{session.wid}",
@@ -179,12 +183,16 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 class Watcher:
     """One GET of a session. Its maker calls `free`, whether it was run or not."""
 
-    __slots__ = ("_caller", "_is_replaced", "_session", "_slot", "_state", "_stream")
+    __slots__ = ("_caller", "_is_replaced", "_matcher", "_session", "_slot", "_state", "_stream")
 
     def __init__(
         self, state: ServerState, session: WatchSession, caller: Caller, last_id: bytes | None
     ) -> None:
         """Take the session over. Raises `throttled`."""
+        self._matcher: Matcher | None = None
+        if session.filter is not None:
+            # The bound of a node may have been another one when the session was made.
+            self._matcher = Matcher(decode_filter(session.filter.encode(), FILTER_BYTES_MAX))
         older = session.stream
         if isinstance(older, Watcher):
             older.replace()
@@ -236,6 +244,7 @@ class Watcher:
                     nodes=frozenset(options.nodes),
                     shown=options.shown,
                     strong=options.strong,
+                    matcher=self._matcher,
                 )
                 for cursor in session.cursors.values():
                     stream.follow(cursor, followed)

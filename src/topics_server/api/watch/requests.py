@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from topics_server.api.messages.bounded_lists import check_items, node_names
+from topics_server.api.messages.filters import decode_filter
 from topics_server.api.messages.requests import consumer_of_stream, start_of
 from topics_server.api.watch.cursor_ids import Positions, decode_id
 from topics_server.engine.answers import ReadStart
+from topics_server.engine.filters import Filter
 from topics_server.values.appends import decode_json
 from topics_server.values.entries import SessionOptions
 from topics_server.values.errors import TopicsError, invalid
@@ -79,6 +81,7 @@ class _Watch(msgspec.Struct, gc=False):
     consistency: Literal["eventual", "strong"] = "eventual"
     cursor: str | None = None
     wait: bool = False
+    filter: msgspec.Raw | UnsetType = UNSET
 
 
 _ABSENT: Final = msgspec.Raw(b"")
@@ -106,13 +109,15 @@ class WatchRequest(msgspec.Struct, frozen=True):
     """The topics to watch, in the order of the request.
 
     `positions`: those of the sent `cursor`; empty without one. `wait`: wait for topics that do not
-    exist yet.
+    exist yet. `filter`: JSON, and `wanted` is what it says.
     """
 
     topics: dict[str, Start]
     options: SessionOptions
     positions: Positions
     wait: bool = False
+    filter: str | None = None
+    wanted: Filter | None = None
 
 
 def decode_watch(
@@ -150,7 +155,11 @@ def decode_watch(
         if sent.cursor is not None and start.consumer is not None:
             message = "consumer and cursor are two starts; give one"
             raise invalid(message, f"topics.{name}.consumer")
-    return WatchRequest(topics, options, positions, sent.wait)
+    if sent.filter is UNSET or bytes(sent.filter) == b"null":
+        return WatchRequest(topics, options, positions, sent.wait)
+    wanted = decode_filter(memoryview(sent.filter), max_node_bytes)
+    text = bytes(sent.filter).decode()
+    return WatchRequest(topics, options, positions, sent.wait, text, wanted)
 
 
 def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:

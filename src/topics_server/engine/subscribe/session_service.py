@@ -76,11 +76,13 @@ class WatchSessions:
         cursors: Sequence[Cursor],
         owner: str | None = None,
         sharing: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        wanted: str | None = None,
     ) -> WatchSession:
         """A new session that starts at these cursors (it makes its own), safe from a kill.
 
-        `owner` is stored with it: see `entries.SessionOpened`. `sharing`: for each prefix of its
-        key, the owners that have it, too. Raises `throttled` when a limit of sessions is reached.
+        `owner`, and `wanted` as its filter, are stored: see `entries.SessionOpened`. `sharing`: for
+        each prefix of its key, the owners that have it, too. Raises `throttled` when a limit of
+        sessions is reached.
         """
         now_ms = self._clock.now_ms()
         self._reclaim(now_ms)
@@ -94,7 +96,8 @@ class WatchSessions:
                 )
         self._check_sharing(sharing)
         positions = [CursorAt(at.name, at.topic_id, at.epoch, at.seq) for at in cursors]
-        entry = SessionOpened(f"wid_{random_id(_WID_BYTES)}", now_ms, options, positions, owner)
+        wid = f"wid_{random_id(_WID_BYTES)}"
+        entry = SessionOpened(wid, now_ms, options, positions, owner, wanted)
         ticket = self._submit(entry)
         if ticket is not None:
             await self._opened(ticket, owner)

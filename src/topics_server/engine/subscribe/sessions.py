@@ -31,6 +31,8 @@ from topics_server.values.storage_types import SESSIONS_PARTS, SessionImage, Ses
 
 # Cursors in one captured part: about as many as one slice encodes.
 _PART_CURSORS: Final = 1_000
+# So much of a filter counts as a cursor.
+_CURSOR_CHARS: Final = 64
 _NOTHING: Final = Applied()
 
 
@@ -40,11 +42,12 @@ class WatchSession:
     `is_streaming`: a stream is open, or was open when the server stopped. `is_restored`: a restart
     restored it, and no stream has opened since. `lsn`: the newest included entry. `noted`: a hash
     of the positions journaled last, None if not known. `stream`: the connection that serves it now;
-    a new stream ends it; never journaled. `owner`: see `entries.SessionOpened`.
+    a new stream ends it; never journaled. `owner`, `filter`: see `entries.SessionOpened`.
     """
 
     __slots__ = (
         "cursors",
+        "filter",
         "is_restored",
         "is_streaming",
         "last_used_ts",
@@ -65,9 +68,11 @@ class WatchSession:
         cursors: Sequence[CursorAt],
         opened_ts: int,
         owner: str | None = None,
+        wanted: str | None = None,
     ) -> None:
         self.wid = wid
         self.owner = owner
+        self.filter = wanted
         self.options = options
         self.cursors: dict[str, Cursor] = {}
         self.move(cursors)
@@ -133,7 +138,9 @@ class SessionTable:
         """Add the session of this entry, journaled or not."""
         session = self._sessions.get(entry.wid)
         if session is None:
-            session = WatchSession(entry.wid, entry.options, entry.cursors, entry.ts, entry.owner)
+            session = WatchSession(
+                entry.wid, entry.options, entry.cursors, entry.ts, entry.owner, entry.filter
+            )
             session.take_note()
             self._keep(session)
             self._idle[entry.wid] = None
@@ -254,6 +261,7 @@ class SessionTable:
                 continue  # expired while others were captured
             images.append(_image_of(session))
             cursor_count += 1 + len(session.cursors)
+            cursor_count += len(session.filter or "") // _CURSOR_CHARS
             if cursor_count >= _PART_CURSORS:
                 yield msgspec.msgpack.encode(
                     SessionsPart(SESSIONS_PARTS.version, applied_lsn, images)
@@ -268,7 +276,12 @@ class SessionTable:
         self._applied_lsn = captured.applied_lsn
         for image in captured.sessions:
             session = WatchSession(
-                image.wid, image.options, image.cursors, image.opened_ts, image.owner
+                image.wid,
+                image.options,
+                image.cursors,
+                image.opened_ts,
+                image.owner,
+                image.filter,
             )
             session.last_used_ts = image.last_used_ts
             session.is_streaming = image.is_streaming
@@ -296,6 +309,7 @@ def _image_of(session: WatchSession) -> SessionImage:
         session.is_streaming,
         session.lsn,
         session.owner,
+        session.filter,
     )
 
 

@@ -26,6 +26,7 @@ from topics_server.values.storage_types import SessionImage, SessionsPart
 
 VECTOR: Final = Path(__file__).parents[3] / "vectors" / "snapshots" / "sessions.part"
 OWNED_VECTOR: Final = VECTOR.with_name("sessions_owned.part")
+FILTERED_VECTOR: Final = VECTOR.with_name("sessions_filtered.part")
 TS: Final = 1_700_000_000_000
 TTL_MS: Final = 1_000
 OPTIONS: Final = SessionOptions(["u1"], 100, 65_536, 15_000, 6, True)
@@ -350,14 +351,43 @@ OWNER: Final = "3c0a9f9d0c5e4c1f8a2b7d6e5f403122"
 
 
 def test_golden_part() -> None:
-    part = OWNED_VECTOR.read_bytes()
+    part = FILTERED_VECTOR.read_bytes()
     first, second = GOLDEN.sessions
-    owned = replace(GOLDEN, sessions=[replace(first, owner=OWNER), second])
-    assert msgspec.msgpack.encode(owned) == part
+    filtered = replace(
+        GOLDEN, sessions=[replace(first, owner=OWNER), replace(second, filter='["Not", "sent"]')]
+    )
+    assert msgspec.msgpack.encode(filtered) == part
     table = SessionTable()
     table.restore(part)
     assert list(table.capture()) == [part]
+    assert [session.filter for session in table] == [None, '["Not", "sent"]']
+
+
+def test_a_part_from_before_there_were_filters_has_none() -> None:
+    first, second = GOLDEN.sessions
+    owned = replace(GOLDEN, sessions=[replace(first, owner=OWNER), second])
+    table = SessionTable()
+    table.restore(OWNED_VECTOR.read_bytes())
+    assert list(table.capture()) == [msgspec.msgpack.encode(owned)]
     assert [session.owner for session in table] == [OWNER, None]
+    assert [session.filter for session in table] == [None, None]
+
+
+def test_a_filter_survives_a_restart(desk: Desk) -> None:
+    desk.commit(SessionOpened("w", TS, OPTIONS, AT, OWNER, '"paid"'))
+    for again in (restarted([], desk.entries), restarted(list(desk.table.capture()), [])):
+        assert [session.filter for session in again.table] == ['"paid"']
+
+
+def test_large_filters_are_captured_in_several_parts(desk: Desk) -> None:
+    for number in range(6):
+        desk.commit(SessionOpened(f"w{number}", TS, OPTIONS, [], None, f'"{number:>40000}"'))
+    parts = list(desk.table.capture())
+    assert len(parts) == 3
+    again = restarted(parts, [])
+    assert [session.filter for session in again.table] == [
+        f'"{number:>40000}"' for number in range(6)
+    ]
 
 
 def test_a_part_from_before_there_were_keys_is_nobodys() -> None:

@@ -142,6 +142,10 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
         9,
         SessionOpened(WID, TS, OPTIONS, AT, "3c0a9f9d0c5e4c1f8a2b7d6e5f403122"),
     ),
+    "session_opened_filtered": (
+        9,
+        SessionOpened(WID, TS, OPTIONS, AT, filter='["Not", "sent"]'),
+    ),
     "session_moved": (10, SessionMoved(WID, TS, True, AT[:1])),
     "sessions_closed": (11, SessionsClosed([WID, "wid_other"], TS)),
     "leases_granted": (
