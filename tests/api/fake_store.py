@@ -131,7 +131,7 @@ class FakeStore:
         self.moved.set()
         return Appended(first, topic.head_seq, topic.head_seq, created, False, 0.25, 0.5)
 
-    def append_now(
+    def begin_append(
         self,
         name: str,
         body: bytes,
@@ -144,7 +144,7 @@ class FakeStore:
     ) -> None:
         """Return None: in this store every append waits."""
 
-    def read_now(self, name: str, request: ReadRequest) -> None:
+    def read_resident(self, name: str, request: ReadRequest) -> None:
         """Return None: this store has nothing in memory."""
 
     async def read_backward(

@@ -191,7 +191,7 @@ class StorePort(Protocol):
         """
         ...
 
-    def append_now(
+    def begin_append(
         self,
         name: str,
         body: bytes,
@@ -202,14 +202,14 @@ class StorePort(Protocol):
         flush_now: bool = False,
         check: ConditionCheck | None = None,
     ) -> AppendService | None:
-        """Begin what `append` does, if nothing has to be waited for first."""
+        """The step of `append` that waits for nothing; None, with nothing done, if it must wait."""
         ...
 
     async def read(self, name: str, request: ReadRequest) -> Page:
         """One page after a cursor; waits while there is nothing to tell."""
         ...
 
-    def read_now(self, name: str, request: ReadRequest) -> Page | None:
+    def read_resident(self, name: str, request: ReadRequest) -> Page | None:
         """That page, if it is in memory; waits for nothing."""
         ...
 

@@ -119,39 +119,28 @@ class Appends:
         limits' codes and those of `Producers.check`; with `check` what that raises, before
         anything is staged.
         """
-        if name in self._pending_names:
-            await self._pending_names.over(name)
-        if self._checks.is_disk_low:
-            raise disk_nearly_full()
-        topic = self._registry.find(name)
-        if topic is None:
-            return await self._append_creating(
-                name, body, decoded, header_key, config, producer, check
-            )
         throttle_wait_ms = 0.0
-        if self._checks.has_long_tail(topic):
-            throttle_wait_ms = await self._checks.until_sealed(topic)
-            if self._registry.find(name) is not topic or name in self._pending_names:
-                return await self.append(
-                    name,
-                    body,
-                    decoded,
-                    header_key=header_key,
-                    config=config,
-                    producer=producer,
-                    submitted=submitted,
-                    check=check,
+        while (begun := self._begin(name, body, decoded, header_key, producer, check)) is None:
+            if name in self._pending_names:
+                await self._pending_names.over(name)
+                continue
+            topic = self._registry.find(name)
+            if topic is None:
+                return await self._append_creating(
+                    name, body, decoded, header_key, config, producer, check
                 )
-        appending = self._begin_append(topic, body, decoded, header_key, producer, check)
-        if not isinstance(appending, PendingAppend):
-            return await repeated(self._commits, topic, appending, producer, self._clock.now_ms())
+            throttle_wait_ms += await self._checks.until_sealed(topic)
+        if not isinstance(begun, PendingAppend):
+            topic = self._registry.find(name)
+            assert topic is not None, "it repeats an append to this topic"
+            return await repeated(self._commits, topic, begun, producer, self._clock.now_ms())
         if submitted is not None:
             submitted()
-        if not appending.ticket.is_done:
-            await resolved(appending.ticket)
-        return appending.outcome(throttle_wait_ms=throttle_wait_ms)
+        if not begun.ticket.is_done:
+            await resolved(begun.ticket)
+        return begun.outcome(throttle_wait_ms=throttle_wait_ms)
 
-    def append_now(
+    def begin_append(
         self,
         name: str,
         body: bytes,
@@ -162,9 +151,31 @@ class Appends:
         flush_now: bool = False,
         check: ConditionCheck | None = None,
     ) -> PendingAppend | None:
-        """Begin what `append` does if nothing has to be waited for first; None: nothing was done.
+        """The step of `append` that waits for nothing; None if there is more to it.
 
-        `flush_now`: do not wait for what else comes in this turn. Raises what `append` raises.
+        Then nothing was done: something has to be waited for first, or the append repeats an
+        earlier one. For callers that have no task. `flush_now`: write immediately instead of
+        grouping with later appends of this loop turn. Raises what `append` raises.
+        """
+        begun = self._begin(name, body, decoded, header_key, producer, check)
+        if not isinstance(begun, PendingAppend):
+            return None
+        if flush_now:
+            self._commits.flush(begun.topic.topic_id)
+        return begun
+
+    def _begin(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        header_key: str | None,
+        producer: ProducerStamp | None,
+        check: ConditionCheck | None,
+    ) -> PendingAppend | Duplicate | StampRepeated | None:
+        """Check the preconditions, decide and submit; or the append that this one repeats.
+
+        None, with nothing done, while the name changes or the tail is long, or without a topic.
         """
         if name in self._pending_names.tickets:
             return None
@@ -173,28 +184,13 @@ class Appends:
         topic = self._registry.find(name)
         if topic is None or self._checks.has_long_tail(topic):
             return None
-        begun = self._begin_append(topic, body, decoded, header_key, producer, check)
-        if flush_now:
-            self._commits.flush(topic.topic_id)
-        return begun if isinstance(begun, PendingAppend) else None
-
-    def _begin_append(
-        self,
-        topic: Topic,
-        body: bytes,
-        decoded: DecodedAppend,
-        header_key: str | None,
-        producer: ProducerStamp | None,
-        check: ConditionCheck | None = None,
-    ) -> PendingAppend | Duplicate | StampRepeated:
-        now_ms, limits = self._clock.now_ms(), self.append_limits
         entry = decide_append(
             topic,
             decoded,
             body,
             header_key,
-            now_ms,
-            limits,
+            self._clock.now_ms(),
+            self.append_limits,
             producer=producer,
             check=check,
         )

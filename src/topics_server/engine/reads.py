@@ -50,9 +50,7 @@ class Reads:
         deadline = self._clock.monotonic_ms() + request.wait_ms
         search = None if request.filter is None else Search(request.filter)
         while True:
-            topic = self._registry.existing(name)
-            now_ms = self._clock.now_ms()
-            topic.last_read_ts = now_ms
+            topic, now_ms = self._read_by(name)
             if request.start is not None:
                 request = await self._placed(topic, request, now_ms)
                 continue  # the topic may have changed meanwhile
@@ -78,14 +76,21 @@ class Reads:
                 # Pages of records in memory wait for nothing.
                 await asyncio.sleep(0)
 
-    def read_now(self, name: str, request: ReadRequest) -> Page | None:
-        """The page that `read` gives without waiting for records; None if it is not in memory."""
-        topic = self._registry.existing(name)
-        now_ms = self._clock.now_ms()
-        topic.last_read_ts = now_ms
+    def read_resident(self, name: str, request: ReadRequest) -> Page | None:
+        """The page that `read` gives without waiting for records; None if it is not in memory.
+
+        For callers that have no task (docs/decisions/0142-one-form.md has the figures).
+        """
+        topic, now_ms = self._read_by(name)
         if request.start is not None or request.filter is not None:
             return None
         return self._fetcher.resident(topic, plan_page(topic, request, now_ms))
+
+    def _read_by(self, name: str) -> tuple[Topic, int]:
+        """The topic, for which the read counts as interest, and the time."""
+        topic = self._registry.existing(name)
+        topic.last_read_ts = now_ms = self._clock.now_ms()
+        return topic, now_ms
 
     async def read_backward(
         self, name: str, request: BackwardRequest, wanted: Filter | None
@@ -93,9 +98,7 @@ class Reads:
         """One page of the records below a cursor, newest first."""
         search = None if wanted is None else Search(wanted)
         while True:
-            topic = self._registry.existing(name)
-            now_ms = self._clock.now_ms()
-            topic.last_read_ts = now_ms
+            topic, now_ms = self._read_by(name)
             asked = _within(topic, request, now_ms)
             plan = plan_backward(topic, asked, now_ms, search)
             if plan.unsearched:
@@ -182,7 +185,7 @@ class Reads:
             page = await self._fetcher.complete(topic, plan_rows(topic, seqs))
         return [(piece.block, row) for piece in page.pieces for row in piece.rows]
 
-    def rows_now(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | None:
+    def resident_rows(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | None:
         """The records of these live seqs (ascending); None if one is not in memory."""
         rows = tail_rows(topic.log, seqs)
         if rows is not None:

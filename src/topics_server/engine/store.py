@@ -67,13 +67,17 @@ class Store:
         # Bound once: a call through the store costs no frame of its own. `topic` raises
         # `topic_not_found`; `topic_of` takes an id.
         self.topic, self.topic_of = registry.existing, registry.get
-        self.append, self.append_now = appends.append, appends.append_now
+        self.append, self.begin_append = appends.append, appends.begin_append
         self.append_derived, self.append_page = appends.append_derived, appends.append_page
         self.submit_append = appends.submit_append
         self.delete, self.delete_seqs = deletes.delete, deletes.delete_seqs
         self.start_delete, self.finish_delete = deletes.start_delete, deletes.finish_delete
-        self.read, self.read_now, self.read_rows = reads.read, reads.read_now, reads.read_rows
-        self.rows_now = reads.rows_now
+        self.read, self.read_resident, self.read_rows = (
+            reads.read,
+            reads.read_resident,
+            reads.read_rows,
+        )
+        self.resident_rows = reads.resident_rows
         self.read_backward, self.range_mark = reads.read_backward, reads.range_mark
         self.cursor_of = reads.cursor_of
         self.upto_seq = reads.upto_seq

@@ -58,7 +58,7 @@ class ImmediateClaims:
         seqs = book.first_unclaimed(now_ms, max_jobs, live, topic.log.live_from)
         if seqs is None:
             return None
-        rows = self._store.rows_now(topic, seqs) if seqs else []
+        rows = self._store.resident_rows(topic, seqs) if seqs else []
         if rows is None:
             return None
         topic.last_read_ts = now_ms

@@ -133,20 +133,20 @@ class QueueService:
         jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
         return ClaimResult(jobs, self.counts(topic).ready)
 
-    def claim_now(
+    def claim_at_once(
         self, name: str, node: str, max_jobs: int, lease_ms: int | None, *, waits: bool
     ) -> FirstLeases | None:
         """What `claim` does for most claims; None: nothing was done, and `claim` must do it.
 
         `waits`: the claim waits if there is no job.
         """
-        found = self._queue_now(name)
+        found = self._stable_queue(name)
         if found is None:
             return None
         leased = self._immediate.claim(*found, node, max_jobs, lease_ms)
         return None if waits and leased is not None and not leased.seqs else leased
 
-    def claim_and_ack_now(
+    def claim_and_begin_ack(
         self,
         name: str,
         node: str,
@@ -157,11 +157,11 @@ class QueueService:
         lease_ids: Sequence[int] | None,
         waits: bool,
     ) -> tuple[PendingAck, FirstLeases] | None:
-        """`claim_now` and `ack_now` in one step; None: nothing was done.
+        """`claim_at_once` and `begin_ack` in one step; None: nothing was done.
 
         If the ack fails later, give the leases back (`give_back_first`).
         """
-        found = self._queue_now(name)
+        found = self._stable_queue(name)
         if found is None:
             return None
         topic, book = found
@@ -268,11 +268,11 @@ class QueueService:
             await applied(ticket)
         return ack.outcome()
 
-    def ack_now(
+    def begin_ack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> PendingAck | None:
         """Begin what `ack` does, if it waits for its own delete only; None: nothing was done."""
-        found = self._queue_now(name)
+        found = self._stable_queue(name)
         if found is None:
             return None
         in_flight = self.acks.in_flight.get(found[0].topic_id)
@@ -381,7 +381,7 @@ class QueueService:
         """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
         return self._queue_of(name, await self._store.stable_topic(name))
 
-    def _queue_now(self, name: str) -> tuple[Topic, LeaseBook] | None:
+    def _stable_queue(self, name: str) -> tuple[Topic, LeaseBook] | None:
         """What `queue` returns; None while a create, configure or drop of it is in flight."""
         if name in self._store.pending_names:
             return None

@@ -233,10 +233,10 @@ class Streams:
             raise self._stream_error(path, topic, error) from None
         return _appended(topic, done, asked)
 
-    def append_now(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppending | None:
-        """Begin an `append` that does not have to wait first; None if it does.
+    def begin_append(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppending | None:
+        """The step of `append` that waits for nothing; None if there is more to it.
 
-        Then nothing was done. Raises the errors of `append`.
+        Then nothing was done. For callers that have no task. Raises the errors of `append`.
         """
         if topic_of(path) in self._store.pending_names:
             return None
@@ -247,7 +247,7 @@ class Streams:
         content = Content(self._large_appends, body, self._store.append_limits)
         kept, decoded = self._asked_append(topic, content, asked)
         try:
-            appending = self._store.append_now(
+            appending = self._store.begin_append(
                 topic.name, kept, decoded, header_key=asked.key, producer=asked.producer
             )
         except TopicsError as error:
@@ -331,9 +331,7 @@ class Streams:
         and `stream_gone` if messages were lost, or for a position of another stream.
         """
         while True:
-            topic = self._topic(path)
-            self._writes.note_use(topic)
-            self._check(topic, path, at)
+            topic = self._read_by(path, at)
             page = await self._store.read(
                 topic.name, ReadRequest(at.seq, _PAGE_RECORDS_MAX, max_bytes)
             )
@@ -352,16 +350,24 @@ class Streams:
         first_seq = 1 if start is None else start.seq + 1
         return self._topic(path).log.live_between(first_seq, end.seq)[0]
 
-    def read_now(
+    def read_resident(
         self, path: str, at: Position, max_bytes: int, *, explicit: bool
     ) -> StreamPage | None:
-        """The page that `read` would return; None if it is not in memory."""
+        """The page that `read` would return; None if it is not in memory.
+
+        For callers that have no task.
+        """
+        topic = self._read_by(path, at)
+        request = ReadRequest(at.seq, _PAGE_RECORDS_MAX, max_bytes)
+        page = self._store.read_resident(topic.name, request)
+        return None if page is None else self._page(topic, path, page, explicit=explicit)
+
+    def _read_by(self, path: str, at: Position) -> Topic:
+        """The topic of a read, which counts as a use. Raises the errors of `read`."""
         topic = self._topic(path)
         self._writes.note_use(topic)
         self._check(topic, path, at)
-        request = ReadRequest(at.seq, _PAGE_RECORDS_MAX, max_bytes)
-        page = self._store.read_now(topic.name, request)
-        return None if page is None else self._page(topic, path, page, explicit=explicit)
+        return topic
 
     async def wait(self, path: str, at: Position, max_bytes: int, wait_ms: float) -> StreamPage:
         """The messages after a position, as soon as there are any.

@@ -143,7 +143,7 @@ async def test_a_segment_made_during_the_search_is_searched() -> None:
     def meanwhile() -> None:
         # While the first segment is searched, a matching record comes.
         body, decoded = body_of(1, tag="new")
-        late = rig.store.append_now("t", body, decoded, header_key=None)
+        late = rig.store.begin_append("t", body, decoded, header_key=None)
         assert late is not None
 
     rig.segments.meanwhile = meanwhile

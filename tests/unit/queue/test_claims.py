@@ -15,15 +15,15 @@ from topics_server.values.limits import U64_MAX
 pytestmark = pytest.mark.anyio
 
 
-def claim_now(rig: QueueRig, most: int = 1, **more: Any) -> FirstLeases | None:
-    return rig.queues.claim_now("jobs", "w", most, None, waits=more.get("waits", False))
+def claim_at_once(rig: QueueRig, most: int = 1, **more: Any) -> FirstLeases | None:
+    return rig.queues.claim_at_once("jobs", "w", most, None, waits=more.get("waits", False))
 
 
 async def test_first_leases_are_those_that_the_general_path_gives() -> None:
     rig = QueueRig()
     topic = await rig.queue(lease_ms=1_000)
     await rig.put("a", "b", "c")
-    leased = claim_now(rig, 2)
+    leased = claim_at_once(rig, 2)
     assert leased is not None
     assert (leased.seqs, leased.ready) == ([1, 2], 1)
     assert leased.deadline_ms == rig.clock.now_ms() + 1_000
@@ -41,10 +41,10 @@ async def test_first_leases_are_those_that_the_general_path_gives() -> None:
 async def test_a_claim_that_finds_nothing_is_answered_unless_it_waits() -> None:
     rig = QueueRig()
     await rig.queue()
-    empty = claim_now(rig)
+    empty = claim_at_once(rig)
     assert empty is not None
     assert (empty.seqs, empty.ready) == ([], 0)
-    assert claim_now(rig, waits=True) is None
+    assert claim_at_once(rig, waits=True) is None
     assert rig.moved == 0
 
 
@@ -56,7 +56,7 @@ async def test_these_queues_take_the_general_path(config: dict[str, Any]) -> Non
     topic = await rig.queue(**config)
     await rig.put("a")
     before = await rig.counts(topic)
-    assert claim_now(rig) is None
+    assert claim_at_once(rig) is None
     assert await rig.counts(topic) == before
 
 
@@ -65,14 +65,14 @@ async def test_a_claim_does_not_pass_one_that_waits_nor_a_job_that_came_back() -
     await rig.queue()
     waiting = asyncio.ensure_future(rig.claim(wait_ms=1_000))
     await turns()
-    assert claim_now(rig) is None
+    assert claim_at_once(rig) is None
     await rig.put("a")
     assert (await waiting) is not None
     await rig.put("b")
     await rig.queues.nack("jobs", "w", [1], None, delay_ms=0)
-    assert claim_now(rig) is None
+    assert claim_at_once(rig) is None
     assert await rig.seqs() == [1]
-    leased = claim_now(rig)
+    leased = claim_at_once(rig)
     assert leased is not None
     assert leased.seqs == [2]
 
@@ -81,10 +81,10 @@ async def test_a_queue_that_is_no_queue_or_absent_is_refused_at_once() -> None:
     rig = QueueRig()
     await rig.append("jobs", "a")
     with pytest.raises(TopicsError) as refused:
-        claim_now(rig)
+        claim_at_once(rig)
     assert refused.value.code is Code.NOT_A_QUEUE
     with pytest.raises(TopicsError) as refused:
-        rig.queues.ack_now("absent", "w", [1], None)
+        rig.queues.begin_ack("absent", "w", [1], None)
     assert refused.value.code is Code.TOPIC_NOT_FOUND
 
 
@@ -93,9 +93,9 @@ async def test_an_ack_that_would_join_another_takes_the_general_path() -> None:
     topic = await rig.queue()
     await rig.put("a", "b")
     await rig.seqs(max_jobs=2)
-    first = rig.queues.ack_now("jobs", "w", [2, 1, 2, 9], None)
+    first = rig.queues.begin_ack("jobs", "w", [2, 1, 2, 9], None)
     assert first is not None
-    assert rig.queues.ack_now("jobs", "w", [1], None) is None
+    assert rig.queues.begin_ack("jobs", "w", [1], None) is None
     told: list[int] = []
     first.when_resolved(lambda: told.append(1))
     assert told == []
@@ -105,7 +105,7 @@ async def test_an_ack_that_would_join_another_takes_the_general_path() -> None:
     assert (done.acked, done.skipped, done.counts.in_flight) == (2, [9], 0)
     assert await rig.counts(topic) == (0, 0, 0, 0)
     # Nothing is left to wait for: the answer is there at once.
-    late = rig.queues.ack_now("jobs", "w", [1], None)
+    late = rig.queues.begin_ack("jobs", "w", [1], None)
     assert late is not None
     late.when_resolved(lambda: told.append(2))
     assert told == [1, 2]
@@ -117,6 +117,6 @@ async def test_lease_ids_start_again_behind_the_last_number() -> None:
     rig.lease_table._last_id = U64_MAX - 1
     await rig.queue()
     await rig.put("a", "b", "c")
-    leased = claim_now(rig, 2)
+    leased = claim_at_once(rig, 2)
     assert leased is not None
     assert leased.first_id == 1

@@ -58,7 +58,7 @@ class RouterRig(Rig):
 
     def begin(self, name: str) -> PendingAppend:
         body, decoded = body_of("x")
-        appending = self.store.append_now(name, body, decoded, header_key=None)
+        appending = self.store.begin_append(name, body, decoded, header_key=None)
         assert appending is not None
         return appending
 

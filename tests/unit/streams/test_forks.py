@@ -315,7 +315,7 @@ def test_no_client_sees_or_writes_an_unfinished_fork() -> None:
                 if "f" in store.pending_names:
                     continue
                 with pytest.raises(TopicsError) as raised:
-                    store.append_now("f", body, decode_append(body), header_key=None)
+                    store.begin_append("f", body, decode_append(body), header_key=None)
                 assert raised.value.detail == {"limit": "fork", "topic": "f"}
             assert looks
             await streams.append("f", b"9", AppendAsked("application/json"))

@@ -115,13 +115,13 @@ def _claim(
     """Claim now; the coroutine waits, for as long as `gone` does not return."""
     name, ack = request.name, asked.ack
     if ack is None:
-        done = queues.claim_now(
+        done = queues.claim_at_once(
             name, asked.node, asked.max_jobs, asked.lease_ms, waits=asked.wait_ms > 0
         )
         if done is not None:
             return render(request, done, done.ready, None)
     else:
-        begun = queues.claim_and_ack_now(
+        begun = queues.claim_and_begin_ack(
             name,
             asked.node,
             asked.max_jobs,
@@ -204,7 +204,7 @@ def ack(state: ServerState, request: Request) -> Response | Pending | Coroutine[
     if asked.claim_next is not None:
         check_scopes(request.caller, READ | WRITE)
         return _in_turn(state, queues, request, asked.claim_next, _acked_and_claimed)
-    pending = queues.ack_now(request.name, asked.node, asked.seqs, asked.lease_ids)
+    pending = queues.begin_ack(request.name, asked.node, asked.seqs, asked.lease_ids)
     if pending is None:
         return _ack_slowly(queues, request, asked)
     return Pending(pending.when_resolved, lambda: _acked(request, pending.outcome()))

@@ -119,7 +119,7 @@ def _begin_append(
     appending = None
     if asked.decoded.config is None:
         try:
-            appending = store.append_now(
+            appending = store.begin_append(
                 request.name,
                 request.body,
                 asked.decoded,
@@ -260,7 +260,7 @@ def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any,
         return _diff_slowly(state, request)
     asked, shown = _asked_diff(state, request)
     is_slow = asked.wait_ms or asked.read_as is not None
-    page = None if is_slow else store.read_now(request.name, asked)
+    page = None if is_slow else store.read_resident(request.name, asked)
     if page is None:
         return _diff_slowly(state, request)
     return Response(200, b"", pieces=_page(state, request, page, shown))

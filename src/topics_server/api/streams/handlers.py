@@ -123,7 +123,7 @@ def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any
     if state.throttle.is_active or not request.body:
         return _append_slowly(state, request)
     asked = append_asked(request.headers)
-    appending = streams.append_now(request.name, request.body, asked)
+    appending = streams.begin_append(request.name, request.body, asked)
     if appending is None:
         return _append_slowly(state, request)
     status = 204 if asked.producer is None else 200
@@ -174,7 +174,7 @@ def read(state: ServerState, request: Request) -> Answer | Coroutine[Any, Any, A
     if asked.live or asked.at is None:
         return _read_slowly(state, request)
     most = state.settings.streams_page_bytes
-    page = streams.read_now(request.name, asked.at, most, explicit=asked.explicit)
+    page = streams.read_resident(request.name, asked.at, most, explicit=asked.explicit)
     if page is None or not page.is_up_to_date:
         return _read_slowly(state, request)
     return _caught_up(state, request, asked, page)
