@@ -68,15 +68,23 @@ class BackupWriter:
     """One backup that is being made. See the module for the order of the calls."""
 
     def __init__(
-        self, fs: Fs, store: ObjectStore, data_dir: str, cold_dir: str | None, owner: Owner
+        self,
+        fs: Fs,
+        store: ObjectStore,
+        data_dir: str,
+        cold_dir: str | None,
+        owner: Owner,
+        check: Callable[[], None],
     ) -> None:
+        """`check`: called between chunks, from any thread; what it raises ends the backup."""
         self._fs: Final = fs
         self._store: Final = store
         self._data_dir: Final = data_dir
         self._owner: Final = owner
         tiers = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
         self._expected: Final = ExpectedManifests(tiers)
-        self._sealed: Final = SealedCopier(fs, store, tiers, self._check, self._expected)
+        self._check: Final = check
+        self._sealed: Final = SealedCopier(fs, store, tiers, check, self._expected)
         self._known: Final = KnownBuilder()
         self._topics: list[SealedTopic] = []
         self._topics_bytes = 0
@@ -87,11 +95,17 @@ class BackupWriter:
         self.start_lsn = 1
         self._last_lsn = 0
         self.number: Final = self._begin()
-        # Set by any thread: the next chunk raises `BackupStopped`.
-        self.must_stop = False
 
     @classmethod
-    def open(cls, fs: Fs, folder: str, data_dir: str, cold_dir: str | None, store_id: str) -> Self:
+    def open(
+        cls,
+        fs: Fs,
+        folder: str,
+        data_dir: str,
+        cold_dir: str | None,
+        store_id: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> Self:
         """Lock the backup folder, and take it for this store if it is empty.
 
         Raises `StorageError`, `StartRefused`.
@@ -102,7 +116,7 @@ class BackupWriter:
         store = FolderStore.open(fs, folder, write=True)
         try:
             owner = own_folder(fs, store, data_dir, store_id)
-            return cls(fs, store, data_dir, cold_dir, owner)
+            return cls(fs, store, data_dir, cold_dir, owner, check)
         except BaseException:
             store.close()
             raise
@@ -110,10 +124,6 @@ class BackupWriter:
     def close(self) -> None:
         """Let others write to the folder."""
         self._store.close()
-
-    def _check(self) -> None:
-        if self.must_stop:
-            raise BackupStopped("the server stops, and the backup ends unfinished")
 
     def _begin(self) -> int:
         """The number of this backup; what an unfinished one left is removed.
@@ -142,6 +152,7 @@ class BackupWriter:
 
     def copy_ahead(self, topic_id: int) -> None:
         """Store the topic's segments, so that fewer are new while the journal keeps its files."""
+        self._check()
         self._sealed.copy(topic_id)
 
     def begin_cut(self) -> None:
@@ -193,6 +204,7 @@ class BackupWriter:
 
     def put_topic(self, topic_id: int) -> None:
         """The topic's manifest and flags as they are now, and its new segments."""
+        self._check()
         topic = self._sealed.copy(topic_id)
         if topic is None:
             return

@@ -81,7 +81,7 @@ class FolderStore:
             )
         lock = None
         if write:
-            lock = fs.lock(layout.join(root, _LOCK), "a backup")
+            lock = fs.lock(layout.join(root, _LOCK), "a backup or a prune")
         return cls(fs, root, identity, lock)
 
     def path_of(self, name: str) -> str:

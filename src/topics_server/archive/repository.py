@@ -183,23 +183,28 @@ class Repository:
         except StorageError as error:
             found.problems.append(str(error))
         for number in self.numbers() if numbers is None else numbers:
+            problems = list(self._problems_of(number, owner))
+            if problems and number_state(self._store, number) is FolderState.UNFINISHED:
+                continue  # pruned meanwhile
             found.backups += 1
-            try:
-                facts = self.facts(number)
-            except StorageError as error:
-                found.problems.append(str(error))
-                continue
-            if owner is not None and facts.store_id != owner.store_id:
-                path = self._store.path_of(f"{folder_of(number)}/{FACTS}")
-                found.problems.append(f"{path}: is a backup of another store ({facts.store_id})")
-            for problem in self._problems_of(facts):
-                # Backups share segments: one that is damaged is told once.
-                if problem not in found.problems:
-                    found.problems.append(problem)
+            # Backups share segments: one that is damaged is told once.
+            told = set(found.problems)
+            found.problems += [each for each in dict.fromkeys(problems) if each not in told]
         return found
 
-    def _problems_of(self, facts: BackupFacts) -> Iterator[str]:
-        """Every damaged or missing object, by name."""
+    def _problems_of(self, number: int, owner: Owner | None) -> Iterator[str]:
+        """Every damaged or missing object of a backup, by name."""
+        try:
+            facts = self.facts(number)
+        except StorageError as error:
+            yield str(error)
+            return
+        if owner is not None and facts.store_id != owner.store_id:
+            path = self._store.path_of(f"{folder_of(number)}/{FACTS}")
+            yield f"{path}: is a backup of another store ({facts.store_id})"
+        yield from self._damaged(facts)
+
+    def _damaged(self, facts: BackupFacts) -> Iterator[str]:
         pieces = [facts.known] if facts.snapshot is None else [facts.snapshot, facts.known]
         for piece in (*pieces, *facts.journal):
             try:

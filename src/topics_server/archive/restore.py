@@ -21,7 +21,7 @@ from topics_server.archive.object_store import ObjectStore
 from topics_server.archive.repository import Repository
 from topics_server.archive.sealed import restore_topic
 from topics_server.runtime.clock import random_hex
-from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.errors import Corrupt, DiskFull, StartRefused, StorageError
 from topics_server.values.storage_types import KnownPositions
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import rename_temp, write_temp
@@ -69,6 +69,7 @@ def restore(
     repository = Repository(store)
     facts = _chosen(repository, store, number, skipped)
     known = repository.known(facts.store_id, skipped)
+    _refuse_small_disk(fs, facts, target)
     locks = _make_target(fs, store, target, mode)
     try:
         return _restore(fs, store, repository, facts, known, target, sizes)
@@ -113,6 +114,18 @@ def _chosen(
         there = ", ".join(map(str, numbers))
         raise StartRefused(f"there is no backup {number}, only {there}", store.path_of("backups"))
     return repository.facts(numbers[-1] if number is None else number)
+
+
+def _refuse_small_disk(fs: Fs, facts: BackupFacts, target: str) -> None:
+    """Refuse a disk without room for the backup's segments, snapshot and journal."""
+    folder = fs.real_path(target)
+    while not fs.exists(folder) and folder != layout.parent(folder):
+        folder = layout.parent(folder)
+    pieces = [*facts.journal, *([] if facts.snapshot is None else [facts.snapshot])]
+    needed = facts.segment_bytes + sum(piece.bytes for piece in pieces)
+    free = fs.free_bytes(folder)
+    if free < needed:
+        raise DiskFull(f"the restore needs {needed} bytes, and {free} are free", target)
 
 
 def _make_target(fs: Fs, store: ObjectStore, target: str, mode: int) -> list[Lock]:

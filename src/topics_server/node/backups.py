@@ -48,7 +48,6 @@ class Backups:
         self._folder: Final = folder
         self._is_disk_low: Final = is_disk_low
         self._task: asyncio.Task[None] | None = None
-        self._writer: BackupWriter | None = None
         self._is_closing = False
         self._newest_ts_ms = 0
         self._made = self._failed = 0
@@ -82,16 +81,18 @@ class Backups:
         self._newest_ts_ms = max(self._newest_ts_ms, newest)
 
     def _read_newest(self) -> int:
-        store = FolderStore.open(self._ground.fs, self._folder, write=False)
-        repository = Repository(store)
-        numbers = repository.numbers()
-        return repository.facts(numbers[-1]).ts_ms if numbers else 0
+        """When the newest backup was made that can be read."""
+        repository = Repository(FolderStore.open(self._ground.fs, self._folder, write=False))
+        for number in reversed(repository.numbers()):
+            try:
+                return repository.facts(number).ts_ms
+            except StorageError as error:
+                log.warning("backup %d cannot be read: %s", number, error)
+        return 0
 
     async def close(self) -> None:
         """End a backup that is under way; it does not exist then."""
         self._is_closing = True
-        if self._writer is not None:
-            self._writer.must_stop = True
         await self.wait()
 
     # -- one backup ----------------------------------------------------------------------------
@@ -134,14 +135,12 @@ class Backups:
                 directory.root,
                 cold,
                 directory.store_id,
+                self._check,
             )
         )
-        self._writer = writer
-        writer.must_stop = self._is_closing
         self.state = msgspec.structs.replace(self.state, number=writer.number)
         try:
             for topic_id in await run(writer.topic_ids):
-                self._check()
                 await run(partial(writer.copy_ahead, topic_id))
             release = self._journal.hold_trim()
             try:
@@ -150,7 +149,6 @@ class Backups:
                 release()
             return await run(partial(writer.finish, last_lsn, directory.run, now_ms))
         finally:
-            self._writer = None
             await run(writer.close)
 
     async def _copy_cut(self, writer: BackupWriter) -> tuple[int, int]:
@@ -160,10 +158,8 @@ class Backups:
         await self._checkpointer.take()
         await run(writer.put_snapshot)
         for topic_id in await run(writer.topic_ids):
-            self._check()
             await run(partial(writer.put_topic, topic_id))
         await run(writer.end_topics)
-        self._check()
         last_lsn, now_ms = self._commits.next_lsn - 1, ground.clock.now_ms()
         # Everything that has an lsn now is synced when this returns, or was refused.
         synced = await self._journal.sync_open_shards()
@@ -176,6 +172,7 @@ class Backups:
         return last_lsn, now_ms
 
     def _check(self) -> None:
+        """Raise if the backup must end. Called by the thread that copies; reads two flags."""
         if self._is_closing:
             raise BackupStopped("the server stops, and the backup ends unfinished")
         if self._is_disk_low():

@@ -93,10 +93,14 @@ def clipped(text: str) -> str:
 
 
 class StorageError(Exception):
-    """Damaged storage or a refused operation. `path` names the file if there is one."""
+    """Damaged storage or a refused operation. `path` names the file if there is one.
+
+    The text is valid UTF-8, also if a file's name is not: answers and logs repeat it.
+    """
 
     def __init__(self, message: str, path: str | None = None) -> None:
-        super().__init__(f"{path}: {message}" if path else message)
+        text = f"{path}: {message}" if path else message
+        super().__init__(text.encode("utf-8", "backslashreplace").decode())
         self.path = path
 
 

@@ -26,6 +26,8 @@ Buffer = bytes | bytearray | memoryview
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 # Errors of a path that does not exist.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+# Errors of a pipe or a socket in the place of a file.
+_NO_FILE: Final = frozenset({errno.ESPIPE, errno.ENXIO})
 # Errors of a file system that cannot lock a directory (network file systems lock files only).
 _LOCK_WAIT_S: Final = 1.0
 _LOCK_RETRY_S: Final = 0.02
@@ -184,6 +186,8 @@ class Fs(Protocol):
 def storage_error(error: OSError, path: str, *, writing: bool = False) -> StorageError:
     """Our error for an `OSError`; `writing` makes EIO a full disk (it may be relocated)."""
     reason = error.strerror or str(error)
+    if error.errno in _NO_FILE:
+        return StorageError("not a regular file", path)
     if error.errno in _ABSENT:
         return NotThere(reason, path)
     if error.errno in _FULL or (writing and error.errno == errno.EIO):
@@ -349,7 +353,8 @@ class OsFs:
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """See `Fs.open`."""
-        flags = os.O_RDWR if write or create else os.O_RDONLY
+        # A pipe in the place of a file must not hold its reader up; files ignore the flag.
+        flags = (os.O_RDWR if write or create else os.O_RDONLY) | os.O_NONBLOCK
         if create:
             flags |= os.O_CREAT | os.O_TRUNC
         try:
@@ -484,7 +489,7 @@ class OsFs:
     def map(self, path: str) -> memoryview:
         """See `Fs.map`."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 if os.fstat(fd).st_size == 0:
                     return memoryview(b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.contract.conftest import NewServer
@@ -82,3 +83,16 @@ def test_a_key_of_some_topics_makes_no_backup(own: NewServer, tmp_path: Path) ->
         refused(api.http.request(method, PATH, headers=some), 403, "forbidden")
     every = {"Authorization": "Bearer every-key-00000000000000002"}
     assert good(api.http.get(PATH, headers=every))["status"] == "none"
+
+
+def test_a_foreign_file_with_a_name_that_is_no_text_is_told(own: NewServer, tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/photo-\xff")).write_bytes(b"1")
+    api = own(TOPICS_BACKUP_DIR=str(folder)).start()
+    failed = backed_up(api)
+    assert failed["status"] == "failed"
+    assert failed["reason"] == (
+        f"{folder}: this folder holds other files (photo-\\udcff): name an empty one"
+    )
+    assert os.listdir(os.fsencode(folder)) == [b"photo-\xff"]

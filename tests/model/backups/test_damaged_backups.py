@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.model.backups.backed_up import FOLDER, BackedUp
+from topics_server.archive.format import BackupFacts
 from topics_server.archive.object_store import FolderStore
 from topics_server.archive.repository import Pruned, Repository
 from topics_server.archive.restore import restore
@@ -265,3 +266,31 @@ def test_two_restores_do_not_mix_in_one_folder() -> None:
             lock.release()
         assert restore(disk, store, "restored").backup == 1
         made.world.abandon()
+
+
+def test_a_verify_beside_a_prune_finds_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = filled(12)
+    with made.world.life(12):
+        facts = Repository.facts
+
+        def facts_and_prune(repository: Repository, number: int) -> BackupFacts:
+            found = facts(repository, number)
+            monkeypatch.setattr(Repository, "facts", facts)
+            prune(made, {3})
+            return found
+
+        monkeypatch.setattr(Repository, "facts", facts_and_prune)
+        found = made.repository().verify()
+        assert (found.backups, found.problems) == (1, [])
+        made.world.abandon()
+
+
+def test_the_newest_backup_that_can_be_read_is_in_the_metrics() -> None:
+    made = filled(13)
+    with made.world.life(13):
+        newest = made.repository().facts(2).ts_ms
+        damage(made, FACTS.format(3))
+        made.world.crash("kill")
+        made.start()
+        made.world.run(made.backups.find_newest())
+        assert made.backups.metrics().newest_ts_ms == newest

@@ -6,6 +6,8 @@ nothing that no backup needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.model.backups.backed_up import FOLDER, BackedUp
@@ -13,6 +15,7 @@ from tests.storage.fake_disk import Mode, SimulatedCrash
 from topics_server.archive.object_store import FolderStore
 from topics_server.archive.repository import Repository
 from topics_server.values.model import Durability, TopicConfig
+from topics_server.values.storage_types import SyncedShard
 
 
 def began(seed: int) -> BackedUp:
@@ -178,3 +181,36 @@ def test_a_first_start_that_dies_does_the_same_again(nth: int) -> None:
             made.world.disk.heal()
             made.world.start()
         made.check(facts)
+
+
+@pytest.mark.parametrize("ending", ["nearly full", "the server stops"])
+def test_the_copy_of_the_journal_ends_as_well(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be long, and the journal keeps its files meanwhile."""
+    made = began(9)
+    with made.world.life(9):
+        node = made.world.node
+        assert node is not None
+        synced = node.journal.sync_open_shards
+        taken = node.checkpointer.take
+
+        async def take_and_write() -> None:
+            await taken()
+            await made.append("a", 1)
+
+        async def sync_and_end() -> Sequence[SyncedShard]:
+            found = await synced()
+            if made.backups.state.status == "running" and node.checkpointer.taken_count > before:
+                node.store.is_disk_low = ending == "nearly full"
+                made.backups._is_closing = ending != "nearly full"
+            return found
+
+        before = node.checkpointer.taken_count
+        monkeypatch.setattr(node.checkpointer, "take", take_and_write)
+        monkeypatch.setattr(node.journal, "sync_open_shards", sync_and_end)
+        made.world.run(made.back_up())
+        assert made.backups.state.status == "failed"
+        assert ending in str(made.backups.state.reason)
+        assert made.repository().numbers() == [1]
+        node.store.is_disk_low = made.backups._is_closing = False
+        monkeypatch.undo()
+        finish(made, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,3 +199,13 @@ def test_no_backup_folder_lies_in_the_store_or_around_it(tmp_path: Path) -> None
         with pytest.raises(StartRefused, match="inside the other"):
             refuse_same_place(FS, folder, data, cold)
     refuse_same_place(FS, str(tmp_path / "data-backups"), data, cold)
+
+
+def test_a_pipe_in_the_place_of_an_object_holds_nobody_up(store: FolderStore, folder: Path) -> None:
+    store.put_if_absent("a/b", [b"1"])
+    os.mkfifo(folder / "a" / "pipe")
+    (folder / "a" / "folder").mkdir()
+    with pytest.raises(StorageError, match="a/pipe: not a regular file"):
+        read_whole(store, "a/pipe")
+    with pytest.raises(StorageError, match="a/folder: Is a directory"):
+        read_whole(store, "a/folder")
