@@ -188,8 +188,8 @@ class Repository:
                 continue  # pruned meanwhile
             found.backups += 1
             # Backups share segments: one that is damaged is told once.
-            told = set(found.problems)
-            found.problems += [each for each in dict.fromkeys(problems) if each not in told]
+            before = set(found.problems)
+            found.problems += [each for each in dict.fromkeys(problems) if each not in before]
         return found
 
     def _problems_of(self, number: int, owner: Owner | None) -> Iterator[str]:
