@@ -58,21 +58,27 @@ class ConsumerCursors:
 
         Durable before it returns. Raises `topic_not_found`, `throttled`.
         """
-        await self._pending_names.over(name)
-        topic = self._registry.existing(name)
-        now_ms = self._clock.now_ms()
-        seq = topic.log.head_seq if from_seq is None else from_seq
-        entry = decide_consumer(topic, consumer, seq, now_ms)
-        if entry is not None:
-            if self.consumer_count + self._creating >= CONSUMERS_MAX:
-                raise too_many_consumers("max_consumers", CONSUMERS_MAX)
-            self._creating += 1
-        try:
-            await self._submitted(topic, consumer, entry)
-        finally:
+        while True:
+            await self._pending_names.over(name)
+            topic = self._registry.existing(name)
+            now_ms = self._clock.now_ms()
+            seq = topic.log.head_seq if from_seq is None else from_seq
+            entry = decide_consumer(topic, consumer, seq, now_ms)
             if entry is not None:
-                self._creating -= 1
-        return self._seen(topic, consumer), entry is not None
+                if self.consumer_count + self._creating >= CONSUMERS_MAX:
+                    raise too_many_consumers("max_consumers", CONSUMERS_MAX)
+                self._creating += 1
+            try:
+                await self._submitted(topic, consumer, entry)
+            finally:
+                if entry is not None:
+                    self._creating -= 1
+            if consumer in topic.consumers.known:
+                return self._seen(topic, consumer), entry is not None
+            if entry is not None:
+                # It was deleted in the turn that made it: it was made all the same.
+                made = ConsumerAt(entry.seq, entry.ts, entry.ts)
+                return self._state_of(topic, consumer, made), True
 
     async def commit_consumer(
         self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None

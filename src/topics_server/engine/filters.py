@@ -155,19 +155,24 @@ def _compiled(wanted: Filter) -> tuple[Decision, int]:
             leaves = [part for part in parts if isinstance(part, TagLeaf | NodeLeaf)]
             decisions = [(_Labels(leaves), 1)] if leaves else []
             others = [_compiled(part) for part in parts if part not in leaves]
-            return _joined(decisions + others, any)
+            return _joined(decisions + others, is_any=True)
         case AllOf(parts):
-            return _joined([_compiled(part) for part in parts], all)
+            return _joined([_compiled(part) for part in parts], is_any=False)
 
 
-def _joined(
-    compiled: list[tuple[Decision, int]], join: Callable[[Iterable[bool]], bool]
-) -> tuple[Decision, int]:
-    decisions = [decide for decide, _ in compiled]
+def _joined(compiled: list[tuple[Decision, int]], *, is_any: bool) -> tuple[Decision, int]:
+    """The decision that is `is_any` as soon as one of these is, and the sum of their costs."""
+    decisions = tuple(decide for decide, _ in compiled)
     if len(decisions) == 1:
         return compiled[0]
-    cost = sum(cost for _, cost in compiled)
-    return lambda tag, node: join(decide(tag, node) for decide in decisions), cost
+
+    def decide_all(tag: str | None, node: str | None) -> bool:
+        for decide in decisions:
+            if decide(tag, node) is is_any:
+                return is_any
+        return not is_any
+
+    return decide_all, sum(cost for _, cost in compiled)
 
 
 class Matcher:

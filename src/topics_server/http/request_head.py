@@ -21,7 +21,7 @@ _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,
 # Headers with one meaning: of two values, this server might believe one and a proxy the other.
 _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
-    b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
+    b"idempotency-key if-match last-event-id origin producer-id producer-epoch producer-seq "
     b"sec-fetch-site sec-websocket-key sec-websocket-version upgrade "
     b"stream-closed stream-expires-at stream-fork-offset stream-fork-sub-offset "
     b"stream-forked-from stream-seq stream-ttl "

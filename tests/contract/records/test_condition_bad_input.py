@@ -71,6 +71,20 @@ for _tag in ("", "3", "1-3", 'W/"1-3"', '"1-3", "1-4"', '"3"', '"01-3"', '"1-x"'
         f"If-Match {_tag}: DELETE",
         Bad("DELETE", "/v0/topics/{t}", where="If-Match", headers=_headers[1:]),
     )
+for _tag in ('"1-18446744073709551616"', '"18446744073709551616-1"'):
+    _headers = (MEDIA, f"If-Match: {_tag}")
+    CASES.add(
+        f"If-Match {_tag}",
+        Bad("POST", "/v0/topics/{t}", as_json(RECORDS), where="If-Match", headers=_headers),
+    )
+CASES.add(
+    "two headers If-Match",
+    Bad(
+        *("POST", "/v0/topics/{t}", as_json(RECORDS)),
+        where="header",
+        headers=(MEDIA, 'If-Match: "1-9"', "If-Match: *"),
+    ),
+)
 CASES.add(
     "if and If-Match",
     Bad(

@@ -122,6 +122,16 @@ def test_lag_counts_seqs_and_time(api: Api, topic: str) -> None:
     assert state["created_ts"] <= state["committed_ts"] <= state["last_seen_ts"]
 
 
+def test_ack_auto_is_refused_where_it_would_commit_nothing(api: Api, topic: str) -> None:
+    api.add(topic, 1, 2)
+    good(put(api, topic))
+    alone = api.diff(topic, ack="auto")
+    assert refused(alone, 400, "invalid_request")["field"] == "ack"
+    beyond = api.diff(topic, consumer="c", ack="auto", from_seq=9)
+    assert refused(beyond, 400, "invalid_request")["field"] == "from_seq"
+    assert where(api, topic)["seq"] == 0
+
+
 def test_consumers_are_listed_in_pages_and_deleted(api: Api, topic: str) -> None:
     api.add(topic, 1)
     names = [f"c{number}" for number in range(5)]

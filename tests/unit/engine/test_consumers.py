@@ -54,6 +54,37 @@ async def test_commits_in_flight_count_when_the_next_is_decided() -> None:
     assert caught.value.detail["seq"] == 4
 
 
+async def test_a_consumer_that_is_deleted_in_the_turn_that_made_it_was_made() -> None:
+    rig = await slow_rig()
+    store = rig.store
+    making = asyncio.create_task(store.put_consumer("t", "new", 2))
+    await settled()
+    deleting = asyncio.create_task(store.delete_consumer("t", "new"))
+    await settled()
+    rig.journal.sync_everything()
+    state, created = await making
+    assert (state.seq, created) == (2, True)
+    assert await deleting
+
+
+async def test_a_put_that_finds_a_consumer_which_is_deleted_then_makes_it() -> None:
+    rig = await slow_rig()
+    store = rig.store
+    first = asyncio.create_task(store.put_consumer("t", "new", 2))
+    await settled()
+    second = asyncio.create_task(store.put_consumer("t", "new", 3))
+    await settled()
+    deleting = asyncio.create_task(store.delete_consumer("t", "new"))
+    await settled()
+    rig.journal.sync_everything()
+    assert (await first)[1]
+    assert await deleting
+    await settled()
+    rig.journal.sync_everything()
+    state, created = await second
+    assert (state.seq, created) == (3, True)
+
+
 async def test_a_commit_that_fails_is_undone() -> None:
     rig = await slow_rig()
     store = rig.store

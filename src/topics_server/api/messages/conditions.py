@@ -136,4 +136,6 @@ def _of_header(sent: bytes) -> Condition:
     if found is None:
         raise invalid('If-Match takes * or one tag, "<epoch>-<head_seq>"', "If-Match")
     epoch, head_seq = int(found[1]), int(found[2])
+    if max(epoch, head_seq) > U64_MAX:
+        raise invalid(f"the numbers in If-Match are at most {U64_MAX}", "If-Match")
     return Condition(epoch=epoch, head_seq=head_seq, code=Code.PRECONDITION_FAILED)

@@ -218,6 +218,8 @@ def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadR
     )
     if sent.filter is not UNSET or sent.since is not None or sent.last is not None:
         request = _found(sent, request, max_limit, max_node_bytes)
+    if sent.ack == "auto" and sent.consumer is None:
+        raise invalid("ack: auto needs a consumer", "ack")
     if sent.consumer is not None:
         request = _read_as(sent.consumer, sent, request)
     assert request.limit > 0

@@ -162,7 +162,8 @@ async def get_record(state: ServerState, request: Request) -> Response:
     found = None if page is None else _record_of(page, seq)
     if page is None or found is None:
         raise _no_record(request.name, seq, page)
-    tag = b'"%d-%d"' % (page.epoch, seq)
+    # Weak: the head of the topic is told too. Nor is it a tag for If-Match.
+    tag = b'W/"%d-%d"' % (page.epoch, seq)
     if _has(request, tag):
         return Response(304, b"", _closed(tag))
     block, row = found.block, found.rows[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from topics_server.api.context import ServerState
+from topics_server.api.context import ServerState, StorePort
 from topics_server.api.messages.conditions import IF_MATCH, condition_of
 from topics_server.api.messages.producer_headers import FIELDS as PRODUCER_FIELDS
 from topics_server.api.messages.producer_headers import receipt_lines, stamp_of
@@ -42,7 +42,7 @@ from topics_server.engine.answers import Appended, Page, ReadAs, ReadRequest
 from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
 from topics_server.runtime.clock import monotonic_s
 from topics_server.values.appends import DecodedAppend, decode_append
-from topics_server.values.errors import StorageError, TopicsError
+from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.values.model import ProducerStamp
 from topics_server.values.query_string import parse_query
@@ -292,9 +292,19 @@ async def _for_consumer(
     if read_as.commits:
         check_scopes(request.caller, READ | WRITE)
         if asked.from_seq:
-            await store.commit_consumer(request.name, read_as.consumer, asked.from_seq)
+            await _commit(store, request.name, read_as.consumer, asked.from_seq)
     start = store.read_start(request.name, read_as.consumer)
     return msgspec.structs.replace(asked, from_seq=asked.from_seq or start)
+
+
+async def _commit(store: StorePort, name: str, consumer: str, from_seq: int) -> None:
+    """Commit the seq that a client presents. Raises `invalid_request` that names its member."""
+    try:
+        await store.commit_consumer(name, consumer, from_seq)
+    except TopicsError as error:
+        if error.code is not Code.INVALID_REQUEST:
+            raise
+        raise invalid("from_seq is above the topic's head: nothing to commit", "from_seq") from None
 
 
 def _asked_diff(state: ServerState, request: Request) -> tuple[ReadRequest, int]:

@@ -36,9 +36,10 @@ class LiveRecord(
 class LiveEvent(msgspec.Struct, frozen=True):
     """One event of a live stream.
 
-    `kind`: `record`, `tombstone`, `caught-up`, `topic-created`, `topic-deleted`, or a later
-    server's. `data`: its members as they were sent; `records` those of a `record`. `cursor`: where
-    to go on behind the event.
+    `kind`: `record`, `tombstone`, `caught-up`, `topic-created`, `topic-deleted`, `left-out` (the
+    topics in `data` match, but the stream follows its maximum), or a later server's. `data`: its
+    members as they were sent; `records` those of a `record`. `cursor`: where to go on behind the
+    event.
     """
 
     kind: str
@@ -55,6 +56,8 @@ class LiveEvent(msgspec.Struct, frozen=True):
         return self.data["gap_from"], self.data["gap_to"], self.data["reason"]
 
 
+# The code of an `error` that names topics and does not end the stream.
+_LEFT_OUT: Final = 429
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -95,10 +98,14 @@ class LivePosition:
         """The event of a frame; None for a position alone. Raises `BadAnswer`."""
         if event_id:
             self.cursor = event_id
-        if not payload or kind == "error":
+        if not payload:
             return None
         try:
             data = _MEMBERS.decode(payload)
+            if kind == "error":
+                if data.get("code") != _LEFT_OUT or "topics" not in data:
+                    return None
+                kind = "left-out"
             records = data.get("records", ()) if kind == "record" else ()
             found = tuple(msgspec.convert(record, LiveRecord) for record in records)
             return LiveEvent(kind, str(data.get("topic", "")), data, self.cursor or "", found)
