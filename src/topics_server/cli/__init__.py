@@ -22,6 +22,7 @@ error.
 - `listing`: reads the pages of a list and prints its rows.
 - `output`: prints results: NDJSON in pipes, tables on terminals.
 - `paging`: reads a topic page by page and prints its records and gaps.
+- `record_filters`: the options of `read`, `tail` and `watch` that say which records to print.
 - `stopping`: how long-running verbs end: Ctrl-C, or a closed output.
 """
 

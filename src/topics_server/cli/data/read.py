@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from topics_server.cli.connection import Client, server_options
 from topics_server.cli.last import last_records
 from topics_server.cli.output import format_options
 from topics_server.cli.paging import pages, show_gap, show_records
+from topics_server.cli.record_filters import filter_options
 
 
 @click.command("read")
@@ -30,11 +30,7 @@ from topics_server.cli.paging import pages, show_gap, show_records
     metavar="TIME",
     help="Records committed at TIME or later: ms since 1970, RFC 3339, or a duration before now.",
 )
-@click.option("--tag", multiple=True, help="Only records with this tag; may be repeated.")
-@click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag starts with this.")
-@click.option(
-    "--filter", "wanted", metavar="JSON", help='Only records that pass, e.g. ["Not", "paid"].'
-)
+@filter_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--follow", "-f", is_flag=True, help="Continue with new records as they arrive.")
 @click.option("--node", multiple=True, help="Leave out what this node wrote; may be repeated.")
@@ -46,9 +42,7 @@ def command(
     from_seq: int | None,
     last: int | None,
     since: str | None,
-    tag: tuple[str, ...],
-    tag_prefix: str | None,
-    wanted: str | None,
+    passing: Any,
     limit: int | None,
     follow: bool,
     node: tuple[str, ...],
@@ -60,7 +54,7 @@ def command(
     query: dict[str, Any] = {"include_tags": tags}
     if node:
         query["node"] = list(node)
-    if (passing := _filter(tag, tag_prefix, wanted)) is not None:
+    if passing is not None:
         query["filter"] = passing
     starts = {"--from": from_seq, "--since": since, "--last": last}
     given = [option for option, value in starts.items() if value is not None]
@@ -84,20 +78,3 @@ def command(
             left -= len(records)
             if left <= 0:
                 return
-
-
-def _filter(tags: tuple[str, ...], prefix: str | None, wanted: str | None) -> Any:
-    """The filter of the options; a record must pass each of them. None if there are none."""
-    parts: list[Any] = []
-    if tags:
-        parts.append(["tag", "In", list(tags)])
-    if prefix is not None:
-        parts.append(["tag", "Glob", f"{prefix}*"])
-    if wanted is not None:
-        try:
-            parts.append(msgspec.json.decode(wanted.encode()))
-        except msgspec.DecodeError as error:
-            raise click.UsageError(f"--filter is not JSON: {error}") from None
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return ["And", *parts]

@@ -28,7 +28,7 @@ from topics_server.cli.paging import show_records
 from topics_server.cli.stopping import stopped_by_reader
 
 # Options that a watch and a diff share.
-_QUERY: Final = ("include_meta", "include_tags", "node")
+_QUERY: Final = ("include_meta", "include_tags", "node", "filter")
 
 
 HELP = """Print records of TOPICs as they arrive, until Ctrl-C.
@@ -36,6 +36,7 @@ HELP = """Print records of TOPICs as they arrive, until Ctrl-C.
 \b
 topics tail orders              new records only
 topics tail -n 10 orders        the last ten, then new ones
+topics tail --tag paid orders   only records with a tag
 
 After a disconnect the command resumes by itself; it misses no record and prints none twice.
 With several topics each line begins with the topic's name (in NDJSON: the field "topic").
@@ -60,6 +61,7 @@ With several topics each line begins with the topic's name (in NDJSON: the field
     metavar="N",
     help="Begin with the last N records of each topic.",
 )
+@click.option("--consumer", metavar="NAME", help="Begin where this consumer is; commits nothing.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @watch_options
 @format_options
@@ -69,6 +71,7 @@ def command(
     from_seq: int | None,
     from_start: bool,
     last: int | None,
+    consumer: str | None,
     limit: int | None,
     options: dict[str, Any],
     client: Client,
@@ -79,11 +82,15 @@ def command(
         raise click.UsageError("--from and --from-start: give one of them")
     if last is not None and (from_start or from_seq is not None):
         raise click.UsageError("-n begins with the last records: leave --from and --from-start out")
+    if consumer is not None and (last is not None or from_start or from_seq is not None):
+        raise click.UsageError("--consumer is a start: leave --from, --from-start and -n out")
     if last and options.get("consistency") == "strong":
         raise click.UsageError("-n reads records that may not be synced yet: leave --strong out")
     if from_start:
         from_seq = 0
-    start = {"tail": True} if from_seq is None else {"from_seq": from_seq}
+    start: dict[str, Any] = {"tail": True} if from_seq is None else {"from_seq": from_seq}
+    if consumer is not None:
+        start = {"consumer": consumer}
     asked: dict[str, dict[str, Any]] = dict.fromkeys(topics, start)
     printer = _Printer(limit, as_json=as_json, names=len(asked) > 1)
     with stopped_by_reader():

@@ -28,11 +28,13 @@ from topics_server.cli.connection import (
     CONNECT_S,
     CallRefused,
     Client,
+    Failure,
     ServerUnreachable,
     reason_of,
     refusal,
 )
 from topics_server.cli.output import note
+from topics_server.cli.record_filters import filter_options
 
 HEARTBEAT_MS: Final = 15_000
 # How late a heartbeat may be before the connection counts as dead.
@@ -110,6 +112,7 @@ class _Opened(msgspec.Struct):
 class _Session(msgspec.Struct):
     stream_url: str
     topics: dict[str, _Opened]
+    ignored: list[str] = []
 
 
 class _Seq(msgspec.Struct):
@@ -267,6 +270,8 @@ class WatchFollower:
             raise CallRefused(
                 200, "bad_answer", f"the answer is not from a topics server: {error}", None
             ) from None
+        if "filter" in session.ignored:
+            raise Failure("the server is too old for a filter: it would send all records")
         self._stream_url = session.stream_url
         return session
 
@@ -289,6 +294,8 @@ class WatchFollower:
                 if event.retry is not None:
                     self._retry_ms = event.retry
                 if not event.data:
+                    # After records that a filter left out there may be a position alone.
+                    self._last_id = event.id or self._last_id
                     continue
                 frame = _frame(event)
                 if isinstance(frame.body, Trouble):
@@ -377,6 +384,7 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
     """Add the options of a watch; the verb gets them as `options`, fields of the request body."""
 
     @click.option("--node", multiple=True, help="Leave out what this node wrote; may be repeated.")
+    @filter_options
     @click.option("--strong", is_flag=True, help="Only records that are synced to the disk.")
     @click.option("--meta/--no-meta", default=True, help="Show meta.")
     @click.option("--tags/--no-tags", default=False, help="Show tags.")
@@ -397,6 +405,7 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
         meta: bool,
         tags: bool,
         heartbeat_ms: int,
+        passing: Any,
         **kwargs: Any,
     ) -> R:
         options: dict[str, Any] = {
@@ -406,6 +415,8 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
         }
         if strong:
             options["consistency"] = "strong"
+        if passing is not None:
+            options["filter"] = passing
         if node:
             options["node"] = node[0] if len(node) == 1 else list(node)
         return verb(*args, options=options, **kwargs)  # type: ignore[arg-type]

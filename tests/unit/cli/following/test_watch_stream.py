@@ -60,6 +60,17 @@ def test_an_ended_stream_is_resumed_with_the_id_of_its_last_frame(
     assert script.tokens == {"Bearer secret"}
 
 
+def test_a_position_without_records_is_where_the_next_stream_begins(
+    script: Script, client: Client
+) -> None:
+    script.posts = [session("wid_a", t=0), session("wid_b", t=90)]
+    alone = f"id: {id_of(t=90)}\n: hb 1\n\n".encode()
+    script.streams = [[RETRY, page(1, 3), alone], [RETRY, page(91, 91)]]
+    assert seqs(follow(client, filter="rare"), 91) == [1, 2, 3, 91]
+    assert gets(script)[-1] == ("/v0/watch/wid_a", id_of(t=90))
+    assert script.asked[0][2]["filter"] == "rare"
+
+
 def test_a_frame_that_was_cut_off_is_none(script: Script, client: Client) -> None:
     script.posts = [session("wid_a", t=0)]
     whole = page(3, 4)
