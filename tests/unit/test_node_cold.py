@@ -10,6 +10,7 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.test_node import append, count, opened, started
+from topics_server.archive.backup import BackupWriter
 from topics_server.values.errors import StartRefused, StorageError
 from topics_server.wal.cold_folder import read_store
 from topics_server.wal.directory import Directory, read_format
@@ -355,3 +356,16 @@ def id_of(disk: FakeDisk) -> str:
     mark = read_format(disk, "data")
     assert mark is not None
     return mark.store_id
+
+
+async def test_a_folder_of_backups_is_no_cold_folder(disk: FakeDisk) -> None:
+    """It names the same store; a start must neither write its `STORE` nor put segments there."""
+    node = await started(disk)
+    store_id = node.ground.directory.store_id
+    await node.close()
+    disk.make_dir("cold")
+    BackupWriter.open(disk, "cold", "data", None, store_id).close()
+    before = disk.image()
+    with pytest.raises(StartRefused, match="STORE: is that of a folder of backups"):
+        opened(disk, **COLD)
+    assert disk.image().files["cold/STORE"] == before.files["cold/STORE"]

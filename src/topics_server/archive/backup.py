@@ -158,7 +158,7 @@ class BackupWriter:
     def begin_cut(self) -> None:
         """From here on the journal keeps its files. Counts begin anew."""
         counts = self._sealed.counts
-        counts.topics = counts.segments = counts.bytes = 0
+        counts.segments = counts.bytes = 0
         self._expected.forget_found()
 
     def put_snapshot(self) -> None:
@@ -261,7 +261,7 @@ class BackupWriter:
             ts_ms=now_ms,
             start_lsn=self.start_lsn,
             last_lsn=max(last_lsn, self._last_lsn),
-            topics=counts.topics,
+            topics=self._expected.topic_count,
             segments=counts.segments,
             segment_bytes=counts.bytes,
             copied_bytes=counts.copied_bytes,

@@ -7,7 +7,7 @@ directory (`values/file_inventory`), before it exists. Called by `backup`.
 
 from __future__ import annotations
 
-from topics_server.values.entries import Entry, TopicDropped
+from topics_server.values.entries import Entry, RecordsAppended, TopicDropped, TopicPut
 from topics_server.values.errors import Corrupt
 from topics_server.values.file_inventory import Anchor, Expected, FoundTopic, objections_to
 from topics_server.values.storage_types import TopicPart
@@ -22,17 +22,28 @@ class ExpectedManifests:
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
         self._expected: dict[int, Expected] = {}
+        self._topics: set[int] = set()
         self._found: dict[int, FoundTopic] = {}
 
     def expect(self, part: TopicPart) -> None:
         """The snapshot holds this topic."""
         anchor = Anchor(part.manifest_generation, part.next_segment_id, {}, {})
         self._expected[part.topic_id] = Expected(part.topic_id, part.name, part.head_seq, anchor)
+        self._topics.add(part.topic_id)
 
     def note_entry(self, entry: Entry) -> None:
-        """The journal drops a topic, and its files with it."""
-        if isinstance(entry, TopicDropped):
+        """The journal makes a topic, or drops one, and its files with it."""
+        creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+        if isinstance(creation, TopicPut):
+            self._topics.add(creation.topic_id)
+        elif isinstance(entry, TopicDropped):
             self._expected.pop(entry.topic_id, None)
+            self._topics.discard(entry.topic_id)
+
+    @property
+    def topic_count(self) -> int:
+        """Topics in the backup, with sealed records and without."""
+        return len(self._topics)
 
     def note_found(self, manifest: Manifest) -> None:
         """The backup holds this manifest."""
@@ -46,6 +57,7 @@ class ExpectedManifests:
     def begin_anew(self) -> None:
         """Another snapshot counts."""
         self._expected.clear()
+        self._topics.clear()
 
     def forget_found(self) -> None:
         """Every manifest is read once more."""

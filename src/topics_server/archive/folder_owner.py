@@ -17,6 +17,7 @@ from topics_server.runtime.clock import random_hex
 from topics_server.values.errors import Corrupt, StartRefused
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import rename_temp, write_temp
+from topics_server.wal.cold_folder import lies_in
 from topics_server.wal.format.checked_json import encode_checked, is_checked
 from topics_server.wal.fs import Fs
 
@@ -38,13 +39,13 @@ _DECODER: Final = msgspec.json.Decoder(_KnownFolder)
 
 def refuse_same_place(fs: Fs, folder: str, data_dir: str, cold_dir: str | None) -> None:
     """Refuse a backup folder inside the data or the cold folder, or around it."""
-    mine = fs.real_path(folder)
     for other in (data_dir, cold_dir):
-        if other is None:
-            continue
-        theirs = fs.real_path(other)
-        if mine == theirs or mine.startswith(theirs + "/") or theirs.startswith(mine + "/"):
-            raise StartRefused(f"this folder and {other} must not be one inside the other", folder)
+        if other is not None and (lies_in(fs, folder, other) or lies_in(fs, other, folder)):
+            raise StartRefused(
+                f"the backup folder and {other} are one, or one lies inside the other: name a "
+                "folder beside it",
+                folder,
+            )
 
 
 def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owner:

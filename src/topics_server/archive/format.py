@@ -86,7 +86,8 @@ class BackupFacts(msgspec.Struct, frozen=True):
 
     `last_lsn`: every entry up to it is in the backup and none after it. `start_lsn`: the first
     entry that the pieces of the journal may hold. `ts_ms`: the server's time when the backup was
-    complete up to `last_lsn`. `damaged_segments`: copied as they are.
+    complete up to `last_lsn`. `topics`: all of them, also those without segments.
+    `damaged_segments`: copied as they are.
     """
 
     format: int

@@ -25,6 +25,7 @@ from topics_server.values.errors import Corrupt, DiskFull, StartRefused, Storage
 from topics_server.values.storage_types import KnownPositions
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import rename_temp, write_temp
+from topics_server.wal.cold_folder import lies_in
 from topics_server.wal.directory import FormatMark, WalSet, lock_folder, refuse_inside_store
 from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.format.checked_json import encode_checked
@@ -87,11 +88,10 @@ def _restore(
     target: str,
     sizes: Sizes,
 ) -> RestoredStore:
-    made = RestoredStore(facts.number, random_hex(_ID_BYTES))
+    made = RestoredStore(facts.number, random_hex(_ID_BYTES), facts.topics)
     segments = layout.join(target, layout.SEGMENTS)
     for topic in repository.sealed(facts):
         made.segment_bytes += restore_topic(fs, store, segments, topic, made.store_id)
-        made.topics += 1
     fs.sync_dir(segments)
     _write_snapshot(fs, repository, facts, target)
     wal_dir = layout.join(target, layout.WAL)
@@ -130,8 +130,7 @@ def _refuse_small_disk(fs: Fs, facts: BackupFacts, target: str) -> None:
 
 def _make_target(fs: Fs, store: ObjectStore, target: str, mode: int) -> list[Lock]:
     """Make the folders, and lock them as a server does: two restores must not become one store."""
-    mine, theirs = fs.real_path(target), fs.real_path(store.path_of("")).rstrip("/")
-    if mine == theirs or mine.startswith(theirs + "/"):
+    if lies_in(fs, target, store.path_of("").rstrip("/")):
         raise StartRefused("lies in the backup folder: name a folder outside it", target)
     refuse_inside_store(fs, target)
     _refuse_used(fs, target)

@@ -27,7 +27,7 @@ def parse_rules(text: str) -> list[KeepRule]:
     for part in text.split(","):
         found = _RULE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"{part!r} is not a number, or one with d, w or m")
+            raise ValueError(f"{part!r} is not a number from 1 on, or one with d, w or m")
         rules.append(KeepRule(int(found[1]), found[2]))
     return rules
 

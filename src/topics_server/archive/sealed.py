@@ -43,7 +43,6 @@ _DAMAGED = ".damaged"
 class CopyCounts:
     """What was copied: `bytes` of all segments, `copied_bytes` of the objects that were new."""
 
-    topics: int = 0
     segments: int = 0
     bytes: int = 0
     copied_bytes: int = 0
@@ -110,7 +109,6 @@ class SealedCopier:
             raise Corrupt(f"is the manifest of topic {manifest.topic_id}", path)
         self._expected.note_found(manifest)
         segments = [self._copy_segment(topic_id, entry) for entry in manifest.segments]
-        self.counts.topics += 1
         self.counts.segments += len(segments)
         self.counts.bytes += sum(e.data_bytes + e.idx_bytes for e in manifest.segments)
         return SealedTopic(topic_id, encoded, segments)

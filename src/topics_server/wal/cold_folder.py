@@ -51,7 +51,10 @@ class StoreMark(msgspec.Struct, frozen=True):
 
 
 class _Version(msgspec.Struct):
+    """What every `STORE` has. `folder_id`: only that of a backup folder."""
+
     format: int
+    folder_id: str = ""
 
 
 class ColdFolder:
@@ -188,6 +191,13 @@ def refuse_overlap(fs: Fs, data_dir: str, cold_dir: str) -> None:
         )
 
 
+def lies_in(fs: Fs, path: str, folder: str) -> bool:
+    """Whether `path` is the folder or lies in it, links resolved, bind mounts too."""
+    real, root = fs.real_path(path), fs.real_path(folder)
+    own = fs.identity(root)
+    return _is_within(real, root) or (own is not None and own in _identities(fs, real))
+
+
 def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
@@ -215,10 +225,14 @@ def read_store(fs: Fs, root: str) -> StoreMark | None:
     finally:
         file.close()
     try:
-        version = msgspec.json.decode(data, type=_Version).format
-        if version > STORE_VERSION:
+        found = msgspec.json.decode(data, type=_Version)
+        if found.folder_id:
             raise StartRefused(
-                f"has format {version}, this server knows up to {STORE_VERSION}: use a newer "
+                "is that of a folder of backups: name another folder for cold segments", path
+            )
+        if found.format > STORE_VERSION:
+            raise StartRefused(
+                f"has format {found.format}, this server knows up to {STORE_VERSION}: use a newer "
                 "server",
                 path,
             )

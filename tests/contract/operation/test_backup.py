@@ -30,12 +30,16 @@ def test_a_backup_goes_into_the_folder_of_the_setting(own: NewServer, tmp_path: 
     good(api.http.post("/v0/admin/seal"))
     done = backed_up(api)
     assert (done["status"], done["number"], done["topics"], done["segments"]) == ("done", 1, 1, 1)
+    api.add("not-sealed", 1)
+    api.add("gone", 1)
+    api.drop("gone")
     assert done["copied_bytes"] == done["segment_bytes"] - 5, "the flags are not in the object"
     assert done["started_ts"] <= done["finished_ts"]
     assert "reason" not in done
     assert (folder / "backups/0000000001/backup.json").exists()
     again = backed_up(api)
     assert (again["number"], again["copied_bytes"]) == (2, 0)
+    assert (again["topics"], again["segments"]) == (2, 1)
     metrics = good(api.http.get("/v0/metrics", headers={"Accept": "application/json"}))
     assert metrics["topics_backups_made_total"] == 2
     assert metrics["topics_backups_failed_total"] == 0

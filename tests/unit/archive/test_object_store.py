@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.storage.fake_disk import FakeDisk
 from topics_server.archive.backup import BackupWriter
 from topics_server.archive.folder_owner import own_folder, refuse_same_place
 from topics_server.archive.object_store import FolderStore, read_whole
@@ -209,3 +210,21 @@ def test_a_pipe_in_the_place_of_an_object_holds_nobody_up(store: FolderStore, fo
         read_whole(store, "a/pipe")
     with pytest.raises(StorageError, match="a/folder: Is a directory"):
         read_whole(store, "a/folder")
+
+
+def test_a_backup_folder_that_is_the_data_directory_under_another_path_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bind mount has a path of its own and the inode of its source."""
+    disk = FakeDisk(1)
+    for folder in ("data", "data/wal", "mount", "mount/backups"):
+        disk.make_dir(folder)
+    refuse_same_place(disk, "mount/backups", "data", None)
+    inode = disk.identity
+
+    def identity(path: str) -> tuple[int, int] | None:
+        return inode("data" if path == "mount" else path)
+
+    monkeypatch.setattr(disk, "identity", identity)
+    with pytest.raises(StartRefused, match="one lies inside the other"):
+        refuse_same_place(disk, "mount/backups", "data", None)

@@ -11,7 +11,7 @@ from topics_server.api.openapi.operations import READS, WRITES, answer, operatio
 from topics_server.api.openapi.schemas import Schema, object_of, ref, text, u64
 from topics_server.values.errors import Code
 
-_NUMBERS: Final = "number started_ts finished_ts topics segments segment_bytes copied_bytes"
+_NUMBERS: Final = "number started_ts finished_ts segments segment_bytes copied_bytes"
 
 
 def backup_schemas() -> Schema:
@@ -24,6 +24,7 @@ def backup_schemas() -> Schema:
                 enum=["none", "running", "done", "failed"],
             ),
             **{name: u64() for name in _NUMBERS.split()},
+            topics=u64("Topics in the backup, with sealed segments and without."),
             damaged_segments=u64("Damaged files of segments, which the backup has as they are."),
             reason=text("Why it failed."),
             performance={"type": "object"},
