@@ -6,7 +6,8 @@ stopped at the end by SIGTERM; it must exit with 0.
 
 `--door uvicorn` and `--door mounted` run the same tests through plain uvicorn, or through another
 application that mounts the server (`tests/contract/doors.py`). Tests of our own connection or
-process are marked `connection` and skipped there.
+process are marked `connection(reason=...)` and skipped there; `connection("mounted", reason=...)`
+is skipped behind that door only.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Choose the door; leave out what it has not."""
     Server.door = config.getoption("door")
     if Server.door != "connection":
-        skipped = pytest.mark.skip(reason=f"not behind the door {Server.door}")
         for item in items:
-            if item.get_closest_marker("connection"):
-                item.add_marker(skipped)
+            marker = item.get_closest_marker("connection")
+            if marker is not None and Server.door in (marker.args or (Server.door,)):
+                reason = f"not behind the door {Server.door}: {marker.kwargs['reason']}"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -49,16 +49,36 @@ class Watching:
 
 
 class Prefixed:
-    """Adds the prefix to paths that lack it."""
+    """Adds the prefix to paths that lack it, and takes it off the location of what was made."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] != "lifespan" and not scope["path"].startswith(PREFIX):
-            path, raw_path = PREFIX + scope["path"], _RAW_PREFIX + scope["raw_path"]
-            scope = {**scope, "path": path, "raw_path": raw_path}
-        await self._app(scope, receive, send)
+        if scope["type"] == "lifespan" or scope["path"].startswith(PREFIX):
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(name, _without(name, value)) for name, value in message["headers"]]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        path, raw_path = PREFIX + scope["path"], _RAW_PREFIX + scope["raw_path"]
+        headers = [(name, _with(name, value)) for name, value in scope["headers"]]
+        scope = {**scope, "path": path, "raw_path": raw_path, "headers": headers}
+        await self._app(scope, receive, sending)
+
+
+def _with(name: bytes, value: bytes) -> bytes:
+    """A header of a request; the source of a fork is the path of its URL."""
+    return _RAW_PREFIX + value if name == b"stream-forked-from" and value[:1] == b"/" else value
+
+
+def _without(name: bytes, value: bytes) -> bytes:
+    """A header of an answer; the location is a URL."""
+    return value.replace(_RAW_PREFIX, b"", 1) if name == b"location" else value
 
 
 def application(door: str, settings: Any) -> Any:

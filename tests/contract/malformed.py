@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import pytest
 
 from tests.contract.driver import Api, Json, RawResponse, refused
 
@@ -33,7 +35,15 @@ class Bad:
 
 
 class Table(dict[str, Bad]):
-    """Rows by name."""
+    """Rows by name; `marked`: the marks of some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marked: dict[str, pytest.MarkDecorator] = {}
+
+    def params(self) -> list[Any]:
+        """The names, with their marks, as parameters of a test."""
+        return [pytest.param(name, marks=self.marked.get(name, ()), id=name) for name in self]
 
     def add(self, name: str, case: Bad) -> None:
         """Add a row under a name of its own."""

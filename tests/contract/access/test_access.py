@@ -257,7 +257,7 @@ def test_a_browser_hands_its_key_to_a_socket_as_a_subprotocol(server: Guarded) -
 # --- rotation -------------------------------------------------------------------------------------
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="`topics serve` reads its file of keys on SIGHUP")
 def test_a_file_of_keys_is_read_anew_on_sighup(own: NewServer, tmp_path: Path) -> None:
     """§12 [12-04]: keys of the environment stay as they are."""
     file = tmp_path / "keys"
@@ -405,7 +405,7 @@ def test_every_answer_is_what_it_says_and_for_who_asked(server: Guarded) -> None
     assert server.ask("none", "GET", "/v0/topics").headers["cache-control"] == "no-store"
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="the log is that of `topics serve`")
 def test_no_key_is_ever_logged(tmp_path: Path) -> None:
     """§12 [12-01, 0.2-04, 0.2-27]"""
     guarded = Guarded(tmp_path, TOPICS_LOG_LEVEL="debug")
@@ -429,7 +429,7 @@ def test_no_key_is_ever_logged(tmp_path: Path) -> None:
     assert b"secret-" not in written
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="the log is that of `topics serve`")
 def test_without_keys_the_start_says_so_loudly(own: NewServer) -> None:
     """§0.2 [0.2-06]"""
     server = own()

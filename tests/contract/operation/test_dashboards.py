@@ -73,7 +73,7 @@ def test_names_are_found_where_they_stand() -> None:
     assert parts_of(expression) == ({"x_total", "y", "z"}, {("x_total", "b", "c")})
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="some figures are of our connections")
 def test_each_figure_they_name_is_in_a_real_scrape(own: NewServer, tmp_path: Path) -> None:
     (tmp_path / "backups").mkdir()
     server = own(TOPICS_BACKUP_DIR=str(tmp_path / "backups"))

@@ -85,7 +85,7 @@ def told(got: bytes) -> tuple[int, str]:
 # --- connections --------------------------------------------------------------------------------
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="the bounds of a head")
 def test_the_head_of_a_request_is_bounded(own: NewServer) -> None:
     """§12: at the limit accepted, beyond it 414 or 431 with the limit."""
     api = own(
@@ -111,7 +111,7 @@ def test_the_head_of_a_request_is_bounded(own: NewServer) -> None:
                 assert b'"limit":"max_' in got
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="time-outs")
 def test_a_head_that_comes_too_slowly_is_408(own: NewServer) -> None:
     """§12"""
     api = own(TOPICS_HEADER_TIMEOUT_MS="200").start()
@@ -121,7 +121,7 @@ def test_a_head_that_comes_too_slowly_is_408(own: NewServer) -> None:
     assert good(api.http.get("/v0/health"))["status"] == "ok"
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="time-outs")
 def test_a_body_that_comes_too_slowly_is_408(own: NewServer, topic: str) -> None:
     """§12"""
     api = own(TOPICS_BODY_TIMEOUT_MS="200").start()
@@ -134,7 +134,7 @@ def test_a_body_that_comes_too_slowly_is_408(own: NewServer, topic: str) -> None
     refused(api.state(topic), 404, "topic_not_found")
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="time-outs")
 def test_an_idle_connection_is_closed(own: NewServer) -> None:
     """§12"""
     api = own(TOPICS_KEEP_ALIVE_MS="300").start()
@@ -142,7 +142,7 @@ def test_an_idle_connection_is_closed(own: NewServer) -> None:
         assert rest_of(sock).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="time-outs")
 def test_an_unread_answer_times_out(own: NewServer, topic: str) -> None:
     """§12"""
     api = own(TOPICS_WRITE_TIMEOUT_MS="300").start()
@@ -168,7 +168,7 @@ def _is_known(sock: socket.socket, api: Api) -> bool:
     return False
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="the cap of connections")
 def test_connections_are_capped_and_the_idle_make_room(own: NewServer) -> None:
     """§11: the answer is that of a resource cap."""
     api = own(TOPICS_MAX_CONNECTIONS="4").start()

@@ -16,7 +16,7 @@ from tests.contract.conftest import NewServer
 from tests.contract.driver import Server, eventually, good
 
 # The access log is that of `topics serve`; a host has its own.
-process = pytest.mark.connection
+process = pytest.mark.connection(reason="the log is that of `topics serve`")
 
 SECRET = "sEcretOfOurs"
 

@@ -209,7 +209,7 @@ def test_answers_are_counted_whichever_way_they_went(api: Api, topic: str) -> No
     assert samples[f"topics_http_request_us_count{labels}"] == answered
 
 
-@pytest.mark.connection
+@pytest.mark.connection(reason="some figures are of our connections")
 def test_figures_for_an_operator(api: Api, topic: str) -> None:
     api.add(topic, 1)
     samples = _metrics(api)[0]

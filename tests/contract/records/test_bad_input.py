@@ -581,7 +581,11 @@ for _query, _field in {
 }.items():
     _target = f"/v0/topics/{{t}}/records?{_query}"
     if _field is None:
-        _add(f"records: {_query[:40]}", Bad("GET", _target, status=414, code="uri_too_long"))
+        _name = f"records: {_query[:40]}"
+        _add(_name, Bad("GET", _target, status=414, code="uri_too_long"))
+        CASES.marked[_name] = pytest.mark.connection(
+            reason="uvicorn's protocol refuses a target of over 64 KiB in words of its own"
+        )
     else:
         _add(f"records: {_query}", Bad("GET", _target, where=_field))
 for _seq in ("0", "-1", "1.5", "x", "1e3", "99999999999999999999999"):
@@ -629,9 +633,9 @@ for _what, _start, _where in (
     _add(f"diff: {_what}", Bad("POST", "/v0/topics/{t}/diff", as_json(_start), where=_where))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("name", CASES.params())
 def test_a_malformed_request_is_refused_and_leaves_nothing(
-    api: Api, standing: str, names: Callable[[str], str], case: Bad
+    api: Api, standing: str, names: Callable[[str], str], name: str
 ) -> None:
     """§0.5, §0.6, S [0.5-01, 0.6-03, 0.6-12, 0.3-08, 1-03, 1.1-10, 2-17, S-05, S-06, S-20,
     S-21, S-22, S-24, S-35, S-45, S-84, 1.2-08, 1.4-08, 12-03]
@@ -639,7 +643,7 @@ def test_a_malformed_request_is_refused_and_leaves_nothing(
     absent = names("absent")
     before = _facts(api, standing)
     topics_before = api.http.get("/v0/ready").json()["topics"]
-    sent(api, case, {"t": standing, "a": absent})
+    sent(api, CASES[name], {"t": standing, "a": absent})
     assert _facts(api, standing) == before
     refused(api.state(absent), 404, "topic_not_found")
     assert api.http.get("/v0/ready").json()["topics"] == topics_before

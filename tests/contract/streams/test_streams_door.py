@@ -670,6 +670,7 @@ def test_a_slow_reader_gets_everything(own: NewServer, path: str) -> None:
     events.close()
 
 
+@pytest.mark.connection(reason="other protocols do not notice clients that read nothing")
 def test_a_reader_that_reads_nothing_is_disconnected(own: NewServer, path: str) -> None:
     door = Door(own(TOPICS_WRITE_TIMEOUT_MS="500").start())
     door.put(path, "application/octet-stream")
@@ -725,6 +726,7 @@ def test_a_key_in_the_url_gives_no_access(guarded: Guarded) -> None:
         refused(answer, 401, "unauthorized")
 
 
+@pytest.mark.connection(reason="`topics serve` reads its file of keys on SIGHUP")
 def test_a_key_that_is_taken_away_ends_its_events(
     own: NewServer, path: str, tmp_path: Path
 ) -> None:
@@ -751,6 +753,7 @@ def test_a_key_that_is_taken_away_ends_its_events(
     stays.close()
 
 
+@pytest.mark.connection(reason="`topics serve` reads its file of keys on SIGHUP")
 def test_a_key_that_is_taken_away_ends_its_long_polls(own: NewServer, tmp_path: Path) -> None:
     """It gets nothing that comes afterwards, through either API."""
     file = tmp_path / "keys"
@@ -859,6 +862,7 @@ def test_the_mount_is_a_setting(own: NewServer, topic: str) -> None:
         assert good(client.get("/v0/topics"))["topics"] == []
 
 
+@pytest.mark.connection(reason="the second port is one of `topics serve`")
 def test_a_second_port_serves_the_same(own: NewServer, path: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -872,6 +876,7 @@ def test_a_second_port_serves_the_same(own: NewServer, path: str) -> None:
     server.stop()
 
 
+@pytest.mark.connection(reason="the second port is one of `topics serve`")
 def test_a_second_port_that_is_taken_refuses_the_start(own: NewServer) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
