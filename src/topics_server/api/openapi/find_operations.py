@@ -35,8 +35,31 @@ from topics_server.values.limits import (
 from topics_server.values.model import LossReason
 
 _MOMENT: Final = "ms since 1970, RFC 3339, or a duration before now such as `10m`"
+_ETAG: Final[Schema] = {
+    "ETag": {
+        "schema": text(),
+        "description": "The state of what is told. A page that reaches the head has none.",
+    }
+}
 _NOT_MODIFIED: Final[Schema] = {
-    "description": "The page has not changed since the client's `ETag`."
+    "description": "Nothing has changed since the `ETag` in `If-None-Match`.",
+    "headers": _ETAG,
+}
+_FACTS: Final[Schema] = {
+    "topics-page": {
+        "schema": text(),
+        "description": "Lines only: the other members of the page, as JSON.",
+    },
+    "topics-tombstone": {
+        "schema": text(),
+        "description": "Lines only: the tombstone, as JSON, or `null`.",
+    },
+}
+_IF_NONE_MATCH: Final[Schema] = {
+    "name": "If-None-Match",
+    "in": "header",
+    "schema": text(),
+    "description": "The `ETag` of a page, or record, that the client has.",
 }
 
 
@@ -110,6 +133,7 @@ def find_paths(name: Schema) -> Schema:
             "200": {
                 "description": "A page of records; with `Accept: application/x-ndjson` one record "
                 "a line, and the other facts in the headers `topics-page` and `topics-tombstone`.",
+                "headers": {**_ETAG, **_FACTS},
                 "content": {
                     "application/json": {"schema": ref("RecordPage")},
                     "application/x-ndjson": {"schema": text()},
@@ -146,15 +170,20 @@ def find_paths(name: Schema) -> Schema:
             ),
             switch("include_tags", True, "Whether records have `$tag`."),
             switch("include_meta", True, "Whether records have `meta`."),
+            _IF_NONE_MATCH,
         ),
     )
     one = operation(
         "getRecord",
         "One record by its seq.",
-        {"200": answer("The record.", ref("OneRecord")), "304": _NOT_MODIFIED},
+        {
+            "200": answer("The record.", ref("OneRecord")) | {"headers": _ETAG},
+            "304": _NOT_MODIFIED,
+        },
         tag="records",
         scopes=("read",),
         codes=(*READS, Code.TOPIC_NOT_FOUND, Code.RECORD_NOT_FOUND),
+        parameters=(_IF_NONE_MATCH,),
     )
     seq = in_path("seq", "^[1-9][0-9]*$", "The record's seq.")
     return {

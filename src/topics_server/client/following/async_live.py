@@ -57,8 +57,10 @@ async def live_async(
             try:
                 async with contextlib.aclosing(_stream(client, place)) as events:
                     async for event in events:
+                        # The server is there, even if it has nothing to tell.
                         retries = RetryPolicy(patience_ms)
-                        yield event
+                        if event is not None:
+                            yield event
             except ClientError as error:
                 pause_ms = retries.pause_ms(error, effects.chance())
                 if pause_ms is None:
@@ -68,8 +70,8 @@ async def live_async(
 
 async def _stream(
     client: httpx.AsyncClient, place: LivePosition
-) -> AsyncGenerator[LiveEvent, None]:
-    """The events of one connection; ends only with an error."""
+) -> AsyncGenerator[LiveEvent | None, None]:
+    """The events of one connection, None for a frame without one; ends only with an error."""
     last: ClientError = Unreachable("the server ended the stream", sent=True)
     try:
         async with httpx_sse.aconnect_sse(
@@ -82,9 +84,7 @@ async def _stream(
             async for frame in source.aiter_sse():
                 if frame.event == "error":
                     last = stream_error(frame.data.encode(), last)
-                event = place.take(frame.event, frame.data, frame.id)
-                if event is not None:
-                    yield event
+                yield place.take(frame.event, frame.data, frame.id)
     except httpx_sse.SSEError as error:
         raise BadAnswer(str(error)) from None
     except httpx.TransportError as error:

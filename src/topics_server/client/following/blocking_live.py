@@ -56,8 +56,10 @@ def live(
             try:
                 with contextlib.closing(_stream(client, place)) as events:
                     for event in events:
+                        # The server is there, even if it has nothing to tell.
                         retries = RetryPolicy(patience_ms)
-                        yield event
+                        if event is not None:
+                            yield event
             except ClientError as error:
                 pause_ms = retries.pause_ms(error, chance())
                 if pause_ms is None:
@@ -65,8 +67,8 @@ def live(
                 threading.Event().wait(pause_ms / 1000)
 
 
-def _stream(client: httpx.Client, place: LivePosition) -> Generator[LiveEvent, None, None]:
-    """The events of one connection; ends only with an error."""
+def _stream(client: httpx.Client, place: LivePosition) -> Generator[LiveEvent | None, None, None]:
+    """The events of one connection, None for a frame without one; ends only with an error."""
     last: ClientError = Unreachable("the server ended the stream", sent=True)
     try:
         with httpx_sse.connect_sse(client, "GET", place.path, headers=place.headers()) as source:
@@ -76,9 +78,7 @@ def _stream(client: httpx.Client, place: LivePosition) -> Generator[LiveEvent, N
             for frame in source.iter_sse():
                 if frame.event == "error":
                     last = stream_error(frame.data.encode(), last)
-                event = place.take(frame.event, frame.data, frame.id)
-                if event is not None:
-                    yield event
+                yield place.take(frame.event, frame.data, frame.id)
     except httpx_sse.SSEError as error:
         raise BadAnswer(str(error)) from None
     except httpx.TransportError as error:
