@@ -54,7 +54,8 @@ class Reads:
             if request.start is not None:
                 request = await self._placed(topic, request, now_ms)
                 continue  # the topic may have changed meanwhile
-            plan = plan_page(topic, request, now_ms, _upto_seq(topic, request, now_ms), search)
+            upto_seq = _upto_seq(topic, request, now_ms)
+            plan = plan_page(topic, request, now_ms, upto_seq, search)
             if plan.unsearched:
                 assert search is not None
                 await self._fetcher.search(topic, plan.unsearched, search)
@@ -62,7 +63,9 @@ class Reads:
             page = await self._fetcher.complete(topic, plan)
             if page is None:
                 continue  # something moved or was found damaged: plan again
-            if not page.is_empty or not request.wait_ms:
+            # Nothing can come into a range that ends below the head.
+            is_over = upto_seq < page.head_seq and page.next_from_seq >= upto_seq
+            if not page.is_empty or is_over or not request.wait_ms:
                 return page
             left_ms = deadline - self._clock.monotonic_ms()
             if left_ms <= 0 or self.is_draining:

@@ -194,6 +194,47 @@ async def test_one_that_was_away_when_its_topic_was_deleted_is_told(live: Live) 
     await reader.left()
 
 
+async def test_one_that_was_away_when_one_of_many_named_topics_was_deleted_is_told(
+    live: Live,
+) -> None:
+    """Also by an id without names, which has the named topics in the order of the request."""
+    for name in ("b", "c"):
+        await live.append(name, 1)
+    # The first does not exist, so ids hold no names.
+    reader = stream(live, "topics=a,b,c")
+    frames = await until_data(reader, 2)
+    frames += await reader.take(2 - kinds(frames).count("caught-up"))
+    before = str(frames[-1].id)
+    await live.http.delete("/v0/topics/b")
+    assert kinds(await reader.take(1)) == ["topic-deleted"]
+    await reader.left()
+    away = stream(live, "topics=a,b,c", before)
+    told = await away.take(2)
+    assert [(each.event, each.data["topic"]) for each in told] == [
+        ("topic-deleted", "b"),
+        ("caught-up", "c"),
+    ]
+    await away.left()
+    # What was deleted keeps its place, so the next one is told, too.
+    after = str(told[-1].id)
+    await live.http.delete("/v0/topics/c")
+    again = stream(live, "topics=a,b,c", after)
+    (gone,) = await again.take(1)
+    assert (gone.event, gone.data["topic"]) == ("topic-deleted", "c")
+    await again.left()
+
+
+async def test_one_that_was_away_when_a_topic_of_a_prefix_was_deleted_is_told(live: Live) -> None:
+    await live.append("p.a", 1)
+    await live.http.delete("/v0/topics/p.a")
+    reader = stream(live, "prefix=p.", id_of(**{"p.a": 1, "q.a": 1}).decode())
+    (gone,) = await reader.take(1)
+    assert (gone.event, gone.data["topic"]) == ("topic-deleted", "p.a")
+    await live.append("p.a", 2)
+    assert kinds(await until_data(reader, 1)) == ["topic-created", "record"]
+    await reader.left()
+
+
 async def test_strong_streams_and_members_of_records(live: Live) -> None:
     await tagged(live, "jobs", (1, "t"))
     reader = topic_stream(live, "jobs", "include_data=false&include_tags=false&consistency=strong")

@@ -6,11 +6,12 @@ is not in it was created later, and is read from its beginning. Used by `stream`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from topics_server.api.context import StorePort
 from topics_server.api.live.requests import LiveRequest
+from topics_server.api.watch.cursor_ids import TOPICS_MAX as NAMED_MAX
 from topics_server.api.watch.cursor_ids import Positions
 from topics_server.engine.answers import ReadRequest
 from topics_server.engine.subscribe.cursors import Cursor
@@ -57,38 +58,46 @@ async def started(
 
 
 def resumed(
-    views: Mapping[str, TopicView], topics: Iterable[str], positions: Positions
+    views: Mapping[str, TopicView],
+    topics: Sequence[str],
+    positions: Positions,
+    is_followed: Callable[[str], bool],
 ) -> dict[str, Cursor]:
     """The cursors of a stream that goes on behind an id.
 
-    A cursor in a topic that is gone tells the stream to say so. Named topics that the id has no
-    position in, and that do not exist, have no cursor.
+    `is_followed`: whether a name has a prefix of the stream. A cursor in a topic that is gone tells
+    the stream to say so. Named topics that the id has no position in, and that do not exist, have
+    no cursor.
     """
     cursors = {name: Cursor(name, view.topic_id, view.epoch, 0) for name, view in views.items()}
     if isinstance(positions, dict):
+        named = 0
         for name, seq in positions.items():
             view = views.get(name)
             if view is not None:
                 # The form by names means the first topic of a name only.
                 topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
                 cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, seq)
-            elif name in topics:
+            elif name in topics or (named < NAMED_MAX and is_followed(name)):
+                named += 1
                 cursors[name] = Cursor(name, _NO_TOPIC_ID, _FIRST_EPOCH, seq)
         return cursors
     by_topic = {position.topic_id: position for position in positions}
-    for name, view in views.items():
-        position = by_topic.pop(view.topic_id, None)
-        if position is not None:
-            cursors[name].seq = position.seq
-    # What remains is of topics that are gone, or were awaited (epoch 0).
-    kept = {position.topic_id for position in positions} - by_topic.keys()
-    oldest = min((each.epoch for each in by_topic.values() if each.epoch), default=U64_MAX)
+    kept = by_topic.keys() & {view.topic_id for view in views.values()}
+    for view_name, view in views.items():
+        if view.topic_id in kept:
+            cursors[view_name].seq = by_topic[view.topic_id].seq
+    # Of topics that are gone; those that were awaited have epoch 0.
+    gone = (each.epoch for each in positions if each.epoch and each.topic_id not in kept)
+    oldest = min(gone, default=U64_MAX)
     for name, view in views.items():
         if view.topic_id not in kept and oldest < view.epoch:
             # One of them may be an earlier topic of this name: the reader is told that it was
             # deleted, as its position says nothing of the new one.
             cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
-    names = list(topics)
-    if len(names) == 1 and len(positions) == 1 and oldest < U64_MAX and names[0] not in views:
-        cursors[names[0]] = Cursor(names[0], _NO_TOPIC_ID, oldest, positions[0].seq)
+    if len(positions) >= len(topics):
+        # The named topics come first in an id, in the order of the request.
+        for name, position in zip(topics, positions, strict=False):
+            if name not in views and position.epoch and position.topic_id not in kept:
+                cursors[name] = Cursor(name, _NO_TOPIC_ID, position.epoch, position.seq)
     return cursors

@@ -67,7 +67,7 @@ class LiveStream:
             found = await started(admit(self._state), views, sent)
         else:
             self._new = [name for name in others if name not in known]
-            found = resumed(views, sent.topics, positions)
+            found = resumed(views, sent.topics, positions, self._has_prefix)
         for name in sent.topics:
             self._cursors[name] = found.pop(name) if name in found else Cursor.waiting(name)
         self._cursors |= found
@@ -84,10 +84,14 @@ class LiveStream:
         else:
             names = (self._dispatcher.name_of(each.topic_id) for each in positions)
         for name in names:
-            if name is None or not name.startswith(self._sent.prefixes):
+            if name is None or not self._has_prefix(name):
                 continue
-            if self._caller.may_name(name) and self._dispatcher.resolve(name) is not None:
+            if self._dispatcher.resolve(name) is not None:
                 yield name
+
+    def _has_prefix(self, name: str) -> bool:
+        """Whether a topic of this name is one of a prefix."""
+        return name.startswith(self._sent.prefixes) and self._caller.may_name(name)
 
     def _matching(self, followed: Collection[str], count: int) -> list[str]:
         """The next topics of the prefixes, at most so many, in name order."""
@@ -164,14 +168,15 @@ class LiveStream:
         stream = self._stream
         assert stream is not None
         stream.unfollow(name)
-        del self._cursors[name]
         if name in self._sent.topics:
+            # In the same place: an id has the named topics in their order.
             cursor = self._cursors[name] = Cursor.waiting(name)
             self._renew_id()
             stream.push(self._id_line())
             # Follows at once a topic that was created again meanwhile.
             stream.follow(cursor, self._sent.options)
             return
+        del self._cursors[name]
         self._renew_id()
         stream.push(self._id_line())
         self._left_out.clear()
