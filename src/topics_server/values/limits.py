@@ -90,6 +90,8 @@ SKIPPED_SLOTS_MAX: Final = PAGE_SCAN_SLOTS_MAX
 FILTER_LEAVES_MAX: Final = 256
 FILTER_DEPTH_MAX: Final = 8
 FILTER_BYTES_MAX: Final = 256 * KIB
+# A filter that is stored with a watch session.
+SESSION_FILTER_BYTES_MAX: Final = 16 * KIB
 # Named cursors of readers, of one topic and of the server.
 CONSUMERS_PER_TOPIC_MAX: Final = 10_000
 CONSUMERS_MAX: Final = 100_000

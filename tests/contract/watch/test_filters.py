@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import NewServer
-from tests.contract.driver import Api, Json, eventually, good
+from tests.contract.driver import Api, Json, eventually, good, refused
 from tests.contract.streams.streams import SseStream, WsClient, gauges
 from tests.contract.watch.test_live import ACCEPT, records
 
@@ -107,6 +107,15 @@ def test_a_session_keeps_its_filter_and_its_place_over_restarts_and_kills(own: N
         while stream.event().name != "caught-up":
             pass
         stream.close()
+
+
+def test_a_filter_that_is_stored_is_short(api: Api, filled: str) -> None:
+    tags = [f"{number:03}{'x' * 200}" for number in range(100)]
+    body = {"topics": {filled: {}}, "filter": ["tag", "In", tags]}
+    error = refused(api.http.post("/v0/watch", json=body), 400, "invalid_request")
+    assert error["field"] == "filter"
+    # A read stores none.
+    good(api.http.post(f"/v0/topics/{filled}/diff", json={"filter": body["filter"]}))
 
 
 def test_a_stream_of_a_session_moves_it_past_records_that_do_not_pass(

@@ -30,6 +30,7 @@ from topics_server.values.limits import (
     NODE_FILTER_IDS_MAX,
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
+    SESSION_FILTER_BYTES_MAX,
     U64_MAX,
 )
 from topics_server.values.model import is_topic_name
@@ -157,6 +158,8 @@ def decode_watch(
             raise invalid(message, f"topics.{name}.consumer")
     if sent.filter is UNSET or bytes(sent.filter) == b"null":
         return WatchRequest(topics, options, positions, sent.wait)
+    if len(bytes(sent.filter)) > SESSION_FILTER_BYTES_MAX:
+        raise invalid(f"filter of a session has over {SESSION_FILTER_BYTES_MAX} bytes", "filter")
     wanted = decode_filter(memoryview(sent.filter), max_node_bytes)
     text = bytes(sent.filter).decode()
     return WatchRequest(topics, options, positions, sent.wait, text, wanted)

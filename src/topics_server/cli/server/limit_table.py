@@ -170,6 +170,9 @@ WATCH: Final = Section(
         LimitRow("`topic`, and each name in `topics`", _NAME),
         *_NODE_FILTER,
         *_FILTER,
+        LimitRow(
+            "`filter` of a session, which is stored", Limit("SESSION_FILTER_BYTES_MAX", "bytes")
+        ),
         LimitRow("`consumer` of a topic", _NAME),
         LimitRow("`cursor`, with all of the body", _CONTROL, "payload_too_large"),
     ),
