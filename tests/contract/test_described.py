@@ -9,6 +9,10 @@ from tests.contract.conftest import NewServer
 from tests.contract.fuzzing import IMPATIENT, fuzzing
 
 
+@pytest.mark.connection(
+    "mounted",
+    reason="a mount of Starlette matches no path with a line break, and some have one",
+)
 @pytest.mark.timeout(300)
 def test_answers_to_made_up_requests_are_as_described(own: NewServer) -> None:
     server = own(**IMPATIENT)
