@@ -34,6 +34,8 @@ from topics_server.values.json_cache import JsonCache
 
 # Bytes taken for one stream before other streams have their turn.
 _PUMP_BYTES: Final = 262_144
+# And how long it takes them: pages of a filter may hold nothing, one after the other.
+_PUMP_MS: Final = 2.0
 # How long an ended stream has to take its last frame.
 _LINGER_S: Final = 5.0
 _SLOW_CHECKS: Final = 8
@@ -285,6 +287,7 @@ class BroadcastStream:
             return
         taken_bytes = 0
         ready = self._ready
+        until_ms = monotonic_ms() + _PUMP_MS
         while ready and taken_bytes < _PUMP_BYTES:
             subscription = ready.popleft()
             subscription.is_ready = False
@@ -295,6 +298,8 @@ class BroadcastStream:
                 self._fetching = subscription
             else:
                 self._backlog.append(subscription)
+            if monotonic_ms() > until_ms:
+                break
         self._flush()
         if ready and not self._send_queue.is_blocked:
             self._dispatcher.again(self)

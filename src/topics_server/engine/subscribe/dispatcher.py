@@ -46,7 +46,6 @@ from topics_server.values.limits import SEQ_MAX
 
 # How long readers are pumped in one loop turn.
 _SLICE_MS: Final = 2.0
-_PUMPED_AT_ONCE: Final = 8
 # Small: the first readers' clients process their data while the others are served.
 _DELIVERED_AT_ONCE: Final = 16
 # A broadcast group is sent a batch in one step, in a fraction of a slice: the maximum of members,
@@ -465,8 +464,7 @@ class SubscriptionDispatcher:
                 self._waiting.clear()
                 if not pumped:
                     return
-            for _ in range(min(len(pumped), _PUMPED_AT_ONCE)):
-                pumped.popleft().pump()
+            pumped.popleft().pump()
             if self._clock.monotonic_ms() > until_ms:
                 self._waiting = dict.fromkeys(pumped) | self._waiting
                 pumped.clear()
