@@ -29,7 +29,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from topics_server.values.entries import Entry
-from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
 from topics_server.values.limits import MIB
 from topics_server.values.storage_types import KnownPositions
 from topics_server.wal.format.checked_json import encode_checked, is_checked
@@ -184,8 +184,14 @@ def _checked(decoder: msgspec.json.Decoder[_T], content: bytes, path: str) -> _T
     except msgspec.DecodeError as error:
         raise Corrupt(str(error), path) from None
     if found.format > VERSION:
-        raise StartRefused(f"format {found.format} is newer than {VERSION}", path)
+        raise _newer(found.format, path)
     return found
+
+
+def _newer(version: int, path: str) -> StartRefused:
+    return StartRefused(
+        f"has format {version}, and this version knows up to {VERSION}: use a newer one", path
+    )
 
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -205,7 +211,7 @@ def decode_journal(content: bytes, path: str) -> list[tuple[int, Entry]]:
     if magic != _JOURNAL_MAGIC:
         raise Corrupt("is no piece of a journal", path)
     if version > VERSION:
-        raise StartRefused(f"version {version} is newer than {VERSION}", path)
+        raise _newer(version, path)
     if length != len(content) - _JOURNAL.size:
         raise Corrupt("its length does not fit its header", path)
     try:
@@ -219,9 +225,19 @@ def decode_journal(content: bytes, path: str) -> list[tuple[int, Entry]]:
 
 
 def encode_sealed(topics: Sequence[SealedTopic]) -> bytes:
-    """A piece with the manifests and flags of some topics."""
-    body = zlib.compress(msgspec.msgpack.encode(topics), 1)
-    return _SEALED.pack(_SEALED_MAGIC, VERSION, 0) + body
+    """A piece with the manifests and flags of some topics.
+
+    Raises `StorageError` for more than `decode_sealed` takes: a backup must not end well that
+    cannot be restored.
+    """
+    packed = msgspec.msgpack.encode(topics)
+    if len(packed) > _SEALED_BYTES_MAX:
+        raise StorageError(
+            f"the manifests and delete flags of topics {topics[0].topic_id} to "
+            f"{topics[-1].topic_id} have {len(packed)} bytes, and a backup takes "
+            f"{_SEALED_BYTES_MAX} at once"
+        )
+    return _SEALED.pack(_SEALED_MAGIC, VERSION, 0) + zlib.compress(packed, 1)
 
 
 def decode_sealed(content: bytes, path: str) -> list[SealedTopic]:
@@ -232,7 +248,7 @@ def decode_sealed(content: bytes, path: str) -> list[SealedTopic]:
     if magic != _SEALED_MAGIC:
         raise Corrupt("is no piece of manifests", path)
     if version > VERSION:
-        raise StartRefused(f"version {version} is newer than {VERSION}", path)
+        raise _newer(version, path)
     try:
         packed = zlib.decompressobj()
         body = packed.decompress(content[_SEALED.size :], _SEALED_BYTES_MAX)

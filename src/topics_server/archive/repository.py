@@ -166,6 +166,8 @@ class Repository:
                 content = self.piece(facts, facts.known)
                 known = decode_known(content, self._path(facts, facts.known))
             except StorageError as error:
+                if number_state(self._store, number) is FolderState.UNFINISHED:
+                    continue  # pruned meanwhile
                 raise Corrupt(
                     f"{error}. Backup {number} may know seqs that were assigned after the others "
                     f"were made; --skip {number} restores without asking it"

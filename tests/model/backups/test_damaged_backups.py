@@ -285,6 +285,26 @@ def test_a_verify_beside_a_prune_finds_no_problem(monkeypatch: pytest.MonkeyPatc
         made.world.abandon()
 
 
+def test_a_restore_beside_a_prune_asks_the_backups_that_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = filled(14)
+    with made.world.life(14):
+        facts = Repository.facts
+
+        def prune_before_facts(repository: Repository, number: int) -> BackupFacts:
+            if number == 1:
+                monkeypatch.setattr(Repository, "facts", facts)
+                prune(made, {3})
+            return facts(repository, number)
+
+        monkeypatch.setattr(Repository, "facts", prune_before_facts)
+        store = FolderStore.open(made.world.disk, FOLDER, write=False)
+        assert restore(made.world.disk, store, "restored").backup == 3
+        assert made.repository().numbers() == [3]
+        made.world.abandon()
+
+
 def test_the_newest_backup_that_can_be_read_is_in_the_metrics() -> None:
     made = filled(13)
     with made.world.life(13):

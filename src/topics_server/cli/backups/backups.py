@@ -41,7 +41,9 @@ def list_backups(ctx: click.Context, folder: str, as_json: bool) -> None:
             try:
                 found.append(repository.facts(number))
             except StorageError as error:
-                problems.append(str(error))
+                # Otherwise it was pruned meanwhile.
+                if number in repository.numbers():
+                    problems.append(str(error))
     except StorageError as error:
         raise Failure(str(error)) from None
     rows = [dict(zip(_COLUMNS, _row(facts), strict=True)) for facts in found]
