@@ -556,6 +556,7 @@ HANDSHAKES: Final[dict[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("headers", HANDSHAKES.values(), ids=list(HANDSHAKES))
+@pytest.mark.connection(reason="other servers refuse handshakes in their own words")
 def test_a_handshake_that_is_none_is_a_4xx(api: Api, headers: tuple[str, ...]) -> None:
     """RFC 6455: refused before it opens, and not counted. [7-ws-12, 11-15]"""
     before = gauges(api)
@@ -753,6 +754,7 @@ def test_more_than_one_request_on_a_connection_before_the_stream(api: Api, stand
     eventually(lambda: gauges(api)[0] == before, "the stream is gone")
 
 
+@pytest.mark.connection(reason="other servers refuse handshakes in their own words")
 def test_a_refused_handshake_repeats_no_header(api: Api) -> None:
     """A protocol may carry a key. [7-ws-12]"""
     headers = [*HANDSHAKES["an old version"][:2], "Sec-WebSocket-Version: 13"]
