@@ -242,7 +242,7 @@ async def test_errors_of_the_engine_give_the_same_answer(
     for kind in (uvicorns(), HttpConnection):
         side = Side(kind)
         await side.create()
-        monkeypatch.setattr(side.rig.store.appends, "_begin_append", fail)
+        monkeypatch.setattr(side.rig.store.appends, "_begin", fail)
         side.protocol.data_received(request(APPEND))
         await turns()
         seen.append(side.sent)
