@@ -14,7 +14,8 @@ def test_an_answer_may_be_read_with_what_it_exposes() -> None:
         b"allow, retry-after, x-request-id, producer-epoch, producer-seq, producer-expected-seq, "
         b"producer-received-seq, topic-first-seq, topic-last-seq, "
         b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
-        b"stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
+        b"stream-expires-at, stream-sse-data-encoding, topics-page, topics-tombstone, etag, "
+        b"location, content-encoding",
     )
     for method in ("GET", "POST", "OPTIONS"):
         assert cors_headers(method, {b"origin": b"http://a"}, ()) == (ORIGIN, VARY, exposed)
