@@ -47,6 +47,8 @@ class Space:
         self._refused = asyncio.Event()
         self.min_free_bytes: Final = min_free_bytes
         self._ballast.want(ballast_bytes())
+        # Until the first look a ballast may be missing because this start has not written it yet.
+        self._is_unwritten = self._has_room_for_it()
 
     @property
     def floor_bytes(self) -> int:
@@ -62,7 +64,14 @@ class Space:
 
     def may_seal(self) -> bool:
         """Whether new segments may be made: not from the space that the ballast released."""
-        return not self._ballast.missing_bytes
+        return self._is_unwritten or not self._ballast.missing_bytes
+
+    def _has_room_for_it(self) -> bool:
+        """*Blocking, briefly.* Whether the missing ballast fits above the floor."""
+        try:
+            return self._fs.free_bytes(self._root) >= self.floor_bytes
+        except StorageError:
+            return False
 
     def make_room_for_start(self, size: int) -> None:
         """*Blocking.* A start writes some small files before any file can be removed."""
@@ -113,6 +122,7 @@ class Space:
             self._give_back(2 * max(_PIECE_BYTES // 2, ballast.missing_bytes), free)
         else:
             ballast.restore(free, self.min_free_bytes)
+        self._is_unwritten = False
         return self._fs.free_bytes(root)
 
 

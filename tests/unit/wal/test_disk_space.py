@@ -145,12 +145,26 @@ def test_journal_files_leave_the_floor_and_what_the_ballast_lacks() -> None:
     disk = FakeDisk(1, capacity_bytes=20_000)
     disk.make_dir("data")
     space = space_of(disk)
-    assert (space.floor_bytes, space.may_seal()) == (6000, False)
+    # Not written yet; there is room for it.
+    assert (space.floor_bytes, space.may_seal()) == (6000, True)
     assert space.may_fill(14_000)
     assert not space.may_fill(14_001)
     assert space._look(was_refused=False) == 15_000
     assert (space.floor_bytes, space.may_seal()) == (1000, True)
     assert not space.may_fill(14_001)
+
+
+def test_a_start_seals_before_it_wrote_its_ballast_only_where_that_fits() -> None:
+    for room, may_seal in ((6_000, True), (5_999, False)):
+        disk = FakeDisk(1, capacity_bytes=room)
+        disk.make_dir("data")
+        assert space_of(disk).may_seal() is may_seal
+    # After the first look only a whole ballast counts.
+    disk, space = whole(1_000_000, 500_000)
+    assert space.may_seal()
+    fill_up(disk, 500_000)
+    space._look(was_refused=True)
+    assert not space.may_seal()
 
 
 def test_a_refused_manifest_gets_a_piece_and_the_rest_stays() -> None:
