@@ -25,8 +25,8 @@ _ENV = {
 _STARVED_S = 5.0
 
 
-def _segments(server: Server) -> int:
-    return len(list((server.data_dir / "segments").rglob("*.data")))
+def _segments(server: Server) -> set[Path]:
+    return set((server.data_dir / "segments").rglob("*.data"))
 
 
 @pytest.mark.crash
@@ -53,7 +53,7 @@ def test_without_descriptors_appends_go_on_and_no_shard_is_lost(
             api.put(topic, {"durability": durability})
         for _ in range(60):
             append_some()
-        eventually(lambda: _segments(server) >= 2, "something is sealed")
+        eventually(lambda: len(_segments(server)) >= 2, "something is sealed")
         # Those that are open stay so, and nothing can be opened: 0 to 2 are taken.
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         sealed, before = _segments(server), stored["a"]
@@ -67,12 +67,13 @@ def test_without_descriptors_appends_go_on_and_no_shard_is_lost(
         answer = api.diff("a", from_seq=0, limit=1000)
         if answer.status_code != 200:
             assert refused(answer, 429, "throttled")["limit"] == "disk"
-        assert _segments(server) == sealed, "nothing could be sealed"
+        # The delete may have left a whole segment without live records.
+        assert _segments(server) <= sealed, "nothing could be sealed"
         told = api.http.get("/v0/ready").json()
         assert told["status"] == "degraded", told
         assert "read_only_shards" not in told, told
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-        eventually(lambda: _segments(server) > sealed, "sealing goes on", within_s=30)
+        eventually(lambda: not _segments(server) <= sealed, "sealing goes on", within_s=30)
 
         def is_ready() -> bool:
             append_some()
