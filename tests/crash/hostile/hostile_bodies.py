@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,6 +181,20 @@ def head_of(method: str, path: str, key: str, length: int, *more: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
+_IDLE_WITHIN_S: Final = 10.0
+_IDLE_STEP_S: Final = 0.1
+
+
+def _cpu_seconds(pids: Iterable[int]) -> float:
+    """The processor time of these processes so far; those that ended count as 0."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Bench:
     """A measured server; it is also measured for `settle_s` after each answer."""
 
@@ -287,6 +301,7 @@ class Bench:
             path %= self._number
         kind = "application/octet-stream" if route == "stream bytes" else "application/json"
         more = [f"Content-Type: {kind}", *(["Content-Encoding: gzip"] if is_gzip else [])]
+        self._until_idle()
         self._beside.forget()
         memory = Memory(self.pids)
         self.forget_turns()
@@ -311,6 +326,17 @@ class Bench:
             len(taken),
             grown,
         )
+
+    def _until_idle(self) -> None:
+        """Wait until the server is idle but for the other client: it may still seal the records of
+        the body before, whose memory is not of this one.
+        """
+        bound = time.monotonic() + _IDLE_WITHIN_S
+        while time.monotonic() < bound:
+            before = _cpu_seconds(self.pids())
+            time.sleep(_IDLE_STEP_S)
+            if _cpu_seconds(self.pids()) - before < _IDLE_STEP_S / 2:
+                return
 
     def quiet(self, seconds: float) -> list[float]:
         """Latencies of the other client without any hostile body, ascending."""
