@@ -77,7 +77,15 @@ BAD_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
+_UNMATCHED = pytest.mark.connection(
+    "mounted", reason="a mount of Starlette matches no path with a line break"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=_UNMATCHED) if "\n" in name else name for name in BAD_NAMES],
+)
 @pytest.mark.parametrize(
     ("method", "suffix", "body"),
     [
