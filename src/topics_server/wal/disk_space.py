@@ -3,9 +3,9 @@
 Looks once a second, and at once when the disk refused a flip or a drop. Below the floor
 (`TOPICS_MIN_FREE_BYTES`, plus the missing part of the ballast) appends are refused and journal
 files are not filled ahead; deletes, acks, drops, manifests, flips and checkpoints continue. The
-ballast gives these exactly the space they lack, a snapshot only what makes it fit; until the
-ballast is whole again no new segment is sealed. Called by `node`, on the loop; the disk is asked
-off the loop.
+ballast gives these exactly the space they lack, a snapshot only what makes it fit. No new segment
+is sealed while a part of the ballast is missing, except at a start that has room for all of it.
+Called by `node`, on the loop; the disk is asked off the loop.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _shown(api: Api) -> Json:
         "router": {name: router[name] for name in ("source", "dest")},
         "copies": [record["data"] for record in api.read_all("copies")],
         "jobs": api.get_state("jobs")["queue"],
-        # It may be further already: it passes the seqs that the restore leaves out.
+        # The view may be further: it passes the seqs that the restore skips.
         "view": (view["processed_sequence"] >= 7, view["rows"]),
         "stream": api.http.get(STREAM, params={"offset": "-1"}).text,
         "fork": api.http.get("/v1/stream/f", params={"offset": "-1"}).text,

@@ -31,7 +31,7 @@ from topics_server.values.storage_types import SESSIONS_PARTS, SessionImage, Ses
 
 # Cursors in one captured part: about as many as one slice encodes.
 _PART_CURSORS: Final = 1_000
-# So much of a filter counts as a cursor.
+# Characters of a filter that count as one cursor when parts are sized.
 _CURSOR_CHARS: Final = 64
 _NOTHING: Final = Applied()
 

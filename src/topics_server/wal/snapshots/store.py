@@ -122,7 +122,7 @@ class PublishedSnapshots:
         number = max(self._numbers(names), default=0) + 1
         path = self._path(number)
         if layout.temp(layout.snapshot_file(number)) in names:
-            # It may be of another user, or unreadable: a folder lets go of such a file, too.
+            # The server may not be able to open this file, but it can remove it from its own folder.
             remove_quietly(self._fs, layout.temp(path))
         try:
             self._write_temp(layout.temp(path), image)
