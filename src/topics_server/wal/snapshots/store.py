@@ -122,7 +122,7 @@ class PublishedSnapshots:
         number = max(self._numbers(names), default=0) + 1
         path = self._path(number)
         if layout.temp(layout.snapshot_file(number)) in names:
-            # The server may not be able to open this file, but it can remove it from its own folder.
+            # The server may be unable to open this file, but it can remove it from its folder.
             remove_quietly(self._fs, layout.temp(path))
         try:
             self._write_temp(layout.temp(path), image)
