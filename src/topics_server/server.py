@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib
 import resource
 import signal
 import socket
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 
@@ -26,7 +27,6 @@ from topics_server.auth.api_keys import KeyRing, KeysError
 from topics_server.http.connection import HttpConnection
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
-from topics_server.http.websocket import WebSocketConnection
 from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
 from topics_server.runtime import garbage_collector, logging
@@ -44,6 +44,13 @@ _BACKLOG: Final = 2048
 _OTHER_FILES: Final = 128
 # How often a WebSocket is pinged, and how long it has to answer.
 _PING_S: Final = 20
+# Imported when the server is ready (docs/decisions/0260): for the first WebSocket, for scrapes, and
+# for the version in the answers of probes.
+LATE_MODULES: Final = (
+    "topics_server.http.websocket",
+    "topics_server.runtime.prometheus",
+    "importlib.metadata",
+)
 
 
 class HttpServer(uvicorn.Server):
@@ -53,6 +60,29 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to `run`, which drains first."""
         yield
+
+
+def websocket_connection(**options: Any) -> asyncio.Protocol:
+    """A WebSocket for uvicorn's public parameter `ws=`, which takes what makes one.
+
+    Only clients that open one need its modules: `import_late` imports them behind the start.
+    """
+    from topics_server.http.websocket import WebSocketConnection
+
+    return WebSocketConnection(**options)
+
+
+def import_late() -> None:
+    """*Blocking.* Import what a start does not need and a first request should not wait for.
+
+    The server runs this on a thread when it is ready; other threads get their turns meanwhile. What
+    cannot be imported now, for want of file descriptors, is imported where it is first used.
+    """
+    for name in LATE_MODULES:
+        try:
+            importlib.import_module(name)
+        except OSError as error:
+            log.warning("%s cannot be imported yet: %s", name, error)
 
 
 def bind(settings: Settings, port: int | None = None) -> socket.socket:
@@ -172,7 +202,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         app,
         loop="uvloop",
         http=HttpConnection,
-        ws=WebSocketConnection,
+        ws=cast(Any, websocket_connection),
         ws_max_size=settings.max_ws_message_bytes,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
@@ -267,6 +297,8 @@ async def _serve(
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
+        importing = asyncio.create_task(asyncio.to_thread(import_late))
+        importing.add_done_callback(logging.log_defect)
         if not state.keys.is_on:
             log.warning(
                 "NO KEYS: every client that reaches this server may do everything (TOPICS_API_KEYS)"

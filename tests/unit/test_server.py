@@ -61,7 +61,7 @@ def taken() -> Iterator[int]:
 
 def settings_of(tmp_path: Path, **changes: object) -> Settings:
     fields: dict[str, object] = {"data_dir": tmp_path / "data", "port": 0, **changes}
-    return Settings(**fields)  # type: ignore[arg-type]
+    return Settings(**fields)
 
 
 # -- socket and port --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from topics_server.auth.api_keys import READ, KeyGrant
 from topics_server.settings import (
+    FIELDS,
     Settings,
     SettingsError,
     allowed_values,
@@ -156,7 +157,7 @@ def test_no_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_settings_cannot_change() -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="do not change: port"):
         load().settings.port = 5
 
 
@@ -225,6 +226,37 @@ def test_keys_are_digests_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert keys.grants[0] == KeyGrant(hashlib.sha256(b"secret-1").digest(), READ)
     assert "secret" not in repr(found) + str(keys)
     assert keys.grants[0].digest.hex() not in repr(found)
+
+
+@pytest.mark.parametrize("key", ["1234567890123456", "true", "null", "1e400"])
+def test_a_key_that_is_json_is_a_key(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("TOPICS_API_KEYS", key)
+    keys = load().settings.api_keys
+    assert keys is not None
+    assert [grant.digest for grant in keys.grants] == [hashlib.sha256(key.encode()).digest()]
+
+
+def test_a_program_gives_values_or_text_and_the_environment_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("topics_max_limit", "7")
+    monkeypatch.setenv("TOPICS_MAX_CLAIM", "8")
+    settings = Settings(
+        data_dir="here", cold_dir=Path("there"), keep_alive_ms="1m", probe_auth=True, max_claim=9
+    )
+    assert (settings.data_dir, settings.cold_dir) == (Path("here"), Path("there"))
+    assert (settings.keep_alive_ms, settings.probe_auth) == (60_000, True)
+    assert (settings.max_limit, settings.max_claim) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("port", None), ("port", 4.0), ("port", True), ("data_dir", 5), ("host", 5), ("api_keys", 5)],
+)
+def test_a_value_of_another_type_is_refused(field: str, value: object) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**{field: value})
+    assert caught.value.lines[0].startswith(variable(field))
 
 
 def test_the_environment_forgets_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,15 +336,14 @@ def test_the_example_lists_every_setting_with_its_default_and_a_line() -> None:
         name: (default, about) for name, default, about in pattern.findall(EXAMPLE.read_text())
     }
     assert found == {
-        variable(name): (example_default(name), field.description)
-        for name, field in Settings.model_fields.items()
+        variable(name): (example_default(name), field.description) for name, field in FIELDS.items()
     }
-    assert list(found) == [variable(name) for name in Settings.model_fields]
+    assert list(found) == [variable(name) for name in FIELDS]
 
 
 def example_default(name: str) -> str:
     """A default in the form of the example: empty if unset, or if the machine decides."""
-    default = Settings.model_fields[name].default
+    default = FIELDS[name].default
     if name == "wal_shards" or default is None:
         return ""
     if name == "data_dir":
@@ -323,10 +354,10 @@ def example_default(name: str) -> str:
 
 
 def test_the_defaults_of_the_example_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    untouched = dict(load().settings)
+    untouched = vars(load().settings)
     for line in EXAMPLE.read_text().splitlines():
         if match := re.match(r"# (TOPICS_[A-Z_]+)=(\S+)", line):
             monkeypatch.setenv(match[1], match[2])
     found = load()
-    assert dict(found.settings) == untouched
+    assert vars(found.settings) == untouched
     assert found.sources["port"] == "environment"

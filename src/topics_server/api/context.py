@@ -9,9 +9,10 @@ replaying -> ready or failed -> draining, never back; `closed` is the phase with
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeVar
+
+import msgspec
 
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.auth.api_keys import KeyRing
@@ -436,8 +437,7 @@ def _large_appends() -> LargeAppends:
     return LargeAppends(AppendLimits())
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class ServerState:
+class ServerState(msgspec.Struct, kw_only=True):
     """The one shared state of all handlers.
 
     `progress` is recovery's progress (0 to 1). `keys` are the API keys, `tickets` those for
@@ -451,9 +451,9 @@ class ServerState:
 
     settings: ApiSettings
     progress: Callable[[], float]
-    keys: KeyRing = dataclasses.field(default_factory=KeyRing)
-    hosts: Hosts = dataclasses.field(default_factory=Hosts)
-    tickets: Tickets = dataclasses.field(default_factory=Tickets)
+    keys: KeyRing = msgspec.field(default_factory=KeyRing)
+    hosts: Hosts = msgspec.field(default_factory=Hosts)
+    tickets: Tickets = msgspec.field(default_factory=Tickets)
     store: StorePort | None = None
     fanout: Fanout | None = None
     sessions: WatchSessions | None = None
@@ -464,17 +464,17 @@ class ServerState:
     sealing: Sealing | None = None
     backups: BackupsPort | None = None
     phase: Phase = "replaying"
-    started_ms: float = dataclasses.field(default_factory=monotonic_ms)
+    started_ms: float = msgspec.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
-    json_cache: JsonCache = dataclasses.field(default_factory=JsonCache)
-    timeouts: ConnectionTimeouts = dataclasses.field(default_factory=ConnectionTimeouts)
-    throttle: Throttle = dataclasses.field(default_factory=Throttle)
+    json_cache: JsonCache = msgspec.field(default_factory=JsonCache)
+    timeouts: ConnectionTimeouts = msgspec.field(default_factory=ConnectionTimeouts)
+    throttle: Throttle = msgspec.field(default_factory=Throttle)
     read_scheduler: ReadScheduler | None = None
-    inflated: asyncio.Semaphore = dataclasses.field(default_factory=_inflated_slots)
-    large_appends: LargeAppends = dataclasses.field(default_factory=_large_appends)
-    uploads: UploadBudget = dataclasses.field(default_factory=UploadBudget)
-    upload_turns: UploadTurns = dataclasses.field(default_factory=UploadTurns)
-    body_turns: BodyTurns = dataclasses.field(default_factory=BodyTurns)
+    inflated: asyncio.Semaphore = msgspec.field(default_factory=_inflated_slots)
+    large_appends: LargeAppends = msgspec.field(default_factory=_large_appends)
+    uploads: UploadBudget = msgspec.field(default_factory=UploadBudget)
+    upload_turns: UploadTurns = msgspec.field(default_factory=UploadTurns)
+    body_turns: BodyTurns = msgspec.field(default_factory=BodyTurns)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.
@@ -483,7 +483,7 @@ class ServerState:
     # What goes wrong in the background, for `/v0/ready`: no names, no paths.
     reasons: Callable[[], Sequence[str]] = tuple
     log_lines_dropped: Callable[[], int] | None = None
-    _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
+    _waiting: set[asyncio.Future[None]] = msgspec.field(default_factory=set)
 
     def enter(self, phase: Phase) -> None:
         """Move to a later phase, and wake the tasks that wait for it."""

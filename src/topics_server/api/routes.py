@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from topics_server.api.consumers import handlers as consumers
-from topics_server.api.context import ServerState
 from topics_server.api.live import handlers as live
-from topics_server.api.openapi import document
 from topics_server.api.operate import admin, backup, console, front_page, probes, reference
 from topics_server.api.queues import handlers as queues
 from topics_server.api.records import find
 from topics_server.api.records import handlers as records
-from topics_server.api.request import Handler, Request, Response
+from topics_server.api.request import Handler
 from topics_server.api.routers import handlers as routers
 from topics_server.api.routing import Route, Routes
 from topics_server.api.streams import handlers as streams
@@ -142,7 +140,7 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
             Route("/", {"GET": front_page.page}, needs={"GET": PROBE}),
             Route("/console", {"GET": console.page}, needs={"GET": PROBE}),
             Route("/console/static/{file}", {"GET": console.file}, needs={"GET": PROBE}),
-            Route("/v0/openapi.json", {"GET": _openapi}, needs={"GET": PROBE}),
+            Route("/v0/openapi.json", {"GET": reference.document}, needs={"GET": PROBE}),
             Route("/v0/docs", {"GET": reference.page}, needs={"GET": PROBE}),
             Route("/v0/docs/{file}", {"GET": reference.file}, needs={"GET": PROBE}),
         )
@@ -172,10 +170,6 @@ def _streams(mount: str) -> tuple[Route, ...]:
 def _post(verb: str, handler: Handler, need: int, hot: tuple[str, ...] = ()) -> Route:
     template = f"/v0/topics/{{topic}}/{verb}"
     return Route(template, {"POST": handler}, needs={"POST": need}, hot=hot)
-
-
-def _openapi(_state: ServerState, request: Request) -> Response:
-    return Response(200, document.document_bytes(request.prefix))
 
 
 def _view(verb: str, method: str, handler: Handler, need: int) -> Route:

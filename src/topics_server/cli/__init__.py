@@ -29,7 +29,6 @@ error.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -178,6 +177,9 @@ class Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            # Only a mistyped verb needs the module, and every run would pay for it.
+            import difflib
+
             word = args[0].lower()
             near = difflib.get_close_matches(word, VERBS, n=1)
             meant = SYNONYMS.get(word) or (near[0] if near else None)

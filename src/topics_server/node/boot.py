@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,7 +27,6 @@ from topics_server.engine.stream_writes import StreamWrites
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.quotas import quotas_of
-from topics_server.node.backups import Backups
 from topics_server.node.ground import Ground
 from topics_server.node.node import Node
 from topics_server.queue.service import QueueService
@@ -44,6 +44,9 @@ from topics_server.wal.journal.anchors import anchors_of
 from topics_server.wal.journal.journal import Journal
 from topics_server.wal.journal.replay import JournalReplay
 from topics_server.wal.restored import read_restored, remove_restored
+
+if TYPE_CHECKING:
+    from topics_server.node.backups import Backups
 
 
 class Boot:
@@ -334,14 +337,22 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         ),
         sync_latency=writers.sync_latency,
         report=report,
-        backups=None
-        if settings.backup_dir is None
-        else Backups(
-            ground,
-            writers.journal,
-            commits,
-            writers.checkpointer,
-            str(settings.backup_dir),
-            lambda: store.is_disk_low,
-        ),
+        backups=_backups(writers, store),
+    )
+
+
+def _backups(writers: Writers, store: Store) -> Backups | None:
+    """What makes backups, where there is a folder for them: only then are its modules imported."""
+    ground = writers.ground
+    if ground.settings.backup_dir is None:
+        return None
+    from topics_server.node.backups import Backups
+
+    return Backups(
+        ground,
+        writers.journal,
+        writers.commits,
+        writers.checkpointer,
+        str(ground.settings.backup_dir),
+        lambda: store.is_disk_low,
     )

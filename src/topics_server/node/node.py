@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
@@ -21,7 +21,6 @@ from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.store import Store
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.registry import Registry
-from topics_server.node.backups import Backups
 from topics_server.node.ground import Ground
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.queue.service import QueueService
@@ -37,6 +36,9 @@ from topics_server.wal.disk_space import reasons_of
 from topics_server.wal.journal.journal import Journal
 from topics_server.wal.journal.sizing import WAL_SHARE
 from topics_server.wal.segments.store import SealedSegments
+
+if TYPE_CHECKING:
+    from topics_server.node.backups import Backups
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

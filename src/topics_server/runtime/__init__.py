@@ -10,5 +10,6 @@
 - `metric_table`: every metric, once: name, kind, help and getter.
 - `metrics`: counters and histograms, and the snapshot a scrape reads.
 - `prometheus`: renders metrics as Prometheus text (format 0.0.4) or JSON values.
+- `setting_fields`: the kinds of settings: default, allowed values, and how text becomes a value.
 - `thread_offload`: runs the engine's blocking calls on a thread pool.
 """

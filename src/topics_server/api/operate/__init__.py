@@ -7,4 +7,5 @@
 - `metrics_snapshot`: gathers the metrics snapshot of a scrape.
 - `probes`: health, readiness and metrics routes (§8).
 - `reference`: the API reference page at `/v0/docs` and its files.
+- `version`: the installed version, for probes, metrics and pages.
 """

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import html
 import re
-from functools import cache
-from importlib.metadata import version
 from typing import Final
 
 from topics_server.api.context import ServerState
+from topics_server.api.operate.version import server_version
 from topics_server.api.request import Request, Response
 
 _HTML: Final = b"text/html; charset=utf-8"
@@ -84,18 +83,13 @@ def page(_state: ServerState, request: Request) -> Response:
     return Response(200, _as_text(origin), _HEADERS, _TEXT)
 
 
-@cache
-def _version() -> str:
-    return version("topics-server")
-
-
 def _as_text(origin: str) -> bytes:
     lines = "\n".join("    " + line % origin for line in _LINES)
     links = "\n".join(f"    {origin}/{path:<16} {about}" for path, about in _LINKS)
-    return f"topics-server {_version()}\n{_ABOUT}\n\n{lines}\n\n{links}\n".encode()
+    return f"topics-server {server_version()}\n{_ABOUT}\n\n{lines}\n\n{links}\n".encode()
 
 
 def _as_html(origin: str) -> bytes:
     lines = "\n".join(f"<pre>{html.escape(line % origin)}</pre>" for line in _LINES)
     links = "\n".join(f'<li><a href="{path}">{about}</a></li>' for path, about in _LINKS)
-    return _PAGE.format(version=_version(), about=_ABOUT, lines=lines, links=links).encode()
+    return _PAGE.format(version=server_version(), about=_ABOUT, lines=lines, links=links).encode()

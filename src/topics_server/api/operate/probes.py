@@ -6,27 +6,17 @@ Called through the route table in `api/routes`, by load balancers and scrapers.
 from __future__ import annotations
 
 import asyncio
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from topics_server.api.context import ServerState
 from topics_server.api.messages.responses import render_json
 from topics_server.api.operate.metrics_snapshot import facts_of
+from topics_server.api.operate.version import server_version
 from topics_server.api.readiness import refusal
 from topics_server.api.request import Request, Response
 from topics_server.runtime.clock import monotonic_ms
-from topics_server.runtime.metrics import TEXT_TYPE
-from topics_server.runtime.prometheus import as_text, as_values
+from topics_server.runtime.metrics import TEXT_TYPE, Facts
 from topics_server.values.errors import Code, TopicsError
-
-
-@cache
-def server_version() -> str:
-    """The installed version; a tree that was never installed reports that."""
-    try:
-        return version("topics-server")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def health(state: ServerState, request: Request) -> Response:
@@ -62,10 +52,28 @@ async def metrics(state: ServerState, request: Request) -> Response:
     """`GET /v0/metrics`: Prometheus text, or JSON for `Accept: application/json`."""
     facts = await facts_of(state, server_version(), request.caller)
     if wants_json(request.headers.get(b"accept")):
-        values = await asyncio.to_thread(as_values, facts)
+        values = await asyncio.to_thread(_as_values, facts)
         return Response(200, render_json(values, request.elapsed_ms()))
     # A thousand topics take milliseconds to render: not on the loop.
-    return Response(200, await asyncio.to_thread(as_text, facts), content_type=TEXT_TYPE)
+    return Response(200, await asyncio.to_thread(_as_text, facts), content_type=TEXT_TYPE)
+
+
+# Only a scrape needs the library, which brings an HTTP server. The server imports it when
+# it is ready, other hosts at the first scrape, on the thread that renders (decision 0260).
+
+
+def _as_text(facts: Facts) -> bytes:
+    """*Blocking.*"""
+    from topics_server.runtime.prometheus import as_text
+
+    return as_text(facts)
+
+
+def _as_values(facts: Facts) -> dict[str, Any]:
+    """*Blocking.*"""
+    from topics_server.runtime.prometheus import as_values
+
+    return as_values(facts)
 
 
 def wants_json(accept: bytes | None) -> bool:

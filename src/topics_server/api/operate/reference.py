@@ -1,4 +1,4 @@
-"""The API reference page at `/v0/docs` and its files.
+"""The API reference: the page at `/v0/docs`, its files, and the OpenAPI document.
 
 The page is Swagger UI, whose files an installed package carries (`swagger-ui-py`; its code is never
 imported); it reads `/v0/openapi.json` beside it. The page cannot load or call anything else: the
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from topics_server.api.context import ServerState
-from topics_server.api.openapi.examples import WID
 from topics_server.api.request import Request, Response
 from topics_server.values.errors import Code, TopicsError
 
@@ -103,7 +102,7 @@ SwaggerUIBundle({
     return response;
   },
 });
-""" % WID.encode()
+"""
 
 
 def page(_state: ServerState, _request: Request) -> Response:
@@ -115,11 +114,36 @@ async def file(_state: ServerState, request: Request) -> Response:
     """`GET /v0/docs/{file}`: a file that the page loads."""
     name = request.name
     if name == _START:
-        return Response(200, _SCRIPT, _HEADERS, _FILES["swagger-ui-bundle.js"])
+        script = await asyncio.to_thread(_script)
+        return Response(200, script, _HEADERS, _FILES["swagger-ui-bundle.js"])
     kind = _FILES.get(name)
     if kind is None:
         raise TopicsError(Code.NOT_FOUND, "the reference page has no such file")
     return Response(200, await asyncio.to_thread(_content, name), _HEADERS, kind)
+
+
+async def document(_state: ServerState, request: Request) -> Response:
+    """`GET /v0/openapi.json`."""
+    return Response(200, await asyncio.to_thread(_document, request.prefix))
+
+
+# Only a reader of the reference needs the document's modules: imported here, on a thread, a start
+# does without (docs/decisions/0260).
+
+
+def _document(prefix: bytes) -> bytes:
+    """*Blocking.*"""
+    from topics_server.api.openapi.document import document_bytes
+
+    return document_bytes(prefix)
+
+
+@cache
+def _script() -> bytes:
+    """*Blocking.*"""
+    from topics_server.api.openapi.examples import WID
+
+    return _SCRIPT % WID.encode()
 
 
 @cache
