@@ -381,7 +381,9 @@ def of_columns(
 
 
 def chars_of(texts: Sequence[str | None]) -> int:
-    """The number of characters in a column: one C call for a full one."""
+    """The number of characters in a column: one C call for a full one, or one without texts."""
+    if texts and texts[0] is None and texts.count(None) == len(texts):
+        return 0
     try:
         return len("".join(texts))  # type: ignore[arg-type]
     except TypeError:

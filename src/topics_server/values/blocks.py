@@ -207,9 +207,8 @@ def decode_block(encoded: bytes | memoryview) -> Block:
         raise ValueError(f"not an encoded block: {error}") from None
     if version != _VERSION:
         raise ValueError(f"block version {version} is newer than {_VERSION}")
-    block = Block(first_seq, array("q"), array("I"), body, tags, nodes, kinds, hops)
-    block.times.frombytes(times)
-    block.ends.frombytes(ends)
-    if len(block.ends) != 2 * block.count or len(tags) != block.count or len(nodes) != block.count:
+    count = len(tags)
+    block = Block(first_seq, array("q", times), array("I", ends), body, tags, nodes, kinds, hops)
+    if len(block.times) != count or len(block.ends) != 2 * count or len(nodes) != count:
         raise ValueError("columns of an encoded block differ in length")
     return block

@@ -144,15 +144,21 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     topic.last_write_ts = part.last_write_ts
     topic.last_read_ts = part.last_read_ts
     topic.files.anchor = anchor_of(part)
-    topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
-    topic.keys.remembered.update(part.keys)
-    topic.producers.known.update(
-        (producer, StampAccepted(*last)) for producer, last in part.producers.items()
-    )
-    topic.consumers.known = {name: ConsumerAt(*at) for name, at in part.consumers.items()}
+    # Most topics have none of these, and a store may have a hundred thousand topics.
+    if part.whole_flips:
+        topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
+    if part.keys:
+        topic.keys.remembered.update(part.keys)
+    if part.producers:
+        topic.producers.known.update(
+            (producer, StampAccepted(*last)) for producer, last in part.producers.items()
+        )
+    if part.consumers:
+        topic.consumers.known = {name: ConsumerAt(*at) for name, at in part.consumers.items()}
     if part.stream is not None:
         topic.stream = StreamState(part.stream)
-    topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}
+    if part.cursors:
+        topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}
     if not topic.is_ephemeral:
         _restore_log(topic, part, sealed)
         return topic
@@ -188,7 +194,8 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
     log.last_ts = part.last_ts
     log.losses = Losses(part.losses)
     log.next_segment_id = part.next_segment_id
-    log.holes = without_damage(part.holes, [(i.first_seq, i.last_seq) for i in sealed])
+    if part.holes:
+        log.holes = without_damage(part.holes, [(i.first_seq, i.last_seq) for i in sealed])
     healed = 0
     for index in sealed:
         dead = bytearray(index.flags())

@@ -293,9 +293,7 @@ class TailBlock(Run):
     def row_bytes(self, row: int) -> int:
         """The bytes of one row, dead or not."""
         block = self.block
-        text = 0
-        if self.text_bytes:
-            text = len(block.tags[row] or "") + len(block.nodes[row] or "")
+        text = len(block.tags[row] or "") + len(block.nodes[row] or "") if self.text_bytes else 0
         return block.payload_bytes(row) + RECORD_FRAMING_BYTES + text
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
@@ -307,7 +305,9 @@ class TailBlock(Run):
         ends = self.block.ends
         total = ends[2 * end_row - 1] - (ends[2 * first_row - 1] if first_row else 0)
         total += RECORD_FRAMING_BYTES * (end_row - first_row)
-        return total + (_text_bytes(self.block, first_row, end_row) if self.text_bytes else 0)
+        if not self.text_bytes or end_row - first_row == len(self.dead):
+            return total + self.text_bytes
+        return total + _text_bytes(self.block, first_row, end_row)
 
     def weigh_rows(self, rows: Rows) -> int:
         """The bytes of these rows, vectorised except for tags and nodes."""

@@ -15,11 +15,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from topics_server.engine.topic.applied import Flips
 from topics_server.values.file_inventory import Anchor, FlagsDigest
+
+# Nearly every topic has this one; each call of `frozenset` makes another.
+_NO_SEGMENTS: Final[frozenset[int]] = frozenset()
 
 
 class SealedFiles:
@@ -39,10 +43,8 @@ class SealedFiles:
     def __init__(self) -> None:
         self.pending: Flips = {}
         self.digests: dict[int, FlagsDigest] = {}
-        # Replaced, not changed: nearly every topic shares the empty one.
-        self.untrusted: frozenset[int] = frozenset()
-        self.fragile: frozenset[int] = frozenset()
-        self.healed: frozenset[int] = frozenset()
+        # Replaced, not changed, so that topics may share the empty one.
+        self.untrusted = self.fragile = self.healed = _NO_SEGMENTS
         # The generation of the manifest known to be published last; 0: there was none.
         self.generation = 0
         # No file on disk has this segment id or a higher one.

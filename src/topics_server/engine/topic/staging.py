@@ -26,6 +26,8 @@ from topics_server.values.entries import (
 # Deletes of up to this many seqs are kept seq by seq.
 _NAMED_SEQS_MAX: Final = 4096
 _Columns = tuple[list[int], list[int]]
+# All topics that nothing was staged on share it: an empty deque has room for 64 entries.
+_NOTHING_STAGED: Final[deque[Staged]] = deque(maxlen=0)
 
 
 class Staged:
@@ -114,11 +116,12 @@ class Staging:
         self.weight = 0
         self.last_seq = 0
         self.last_ts = 0
-        self._fifo: deque[Staged] = deque()
+        self._fifo = _NOTHING_STAGED
         self._dying: dict[int, int] = {}
         self._ranges: list[_Columns] = []
-        self._floors: deque[tuple[int, int]] = deque()
-        self._ceilings: deque[tuple[int, int]] = deque()
+        # Lists: few entries in flight have one.
+        self._floors: list[tuple[int, int]] = []
+        self._ceilings: list[tuple[int, int]] = []
         self._controls = self._drops = 0
 
     def __len__(self) -> int:
@@ -127,6 +130,8 @@ class Staging:
     def push(self, staged: Staged) -> None:
         """Join at the back; lsns ascend."""
         fifo, entry = self._fifo, staged.entry
+        if fifo is _NOTHING_STAGED:
+            fifo = self._fifo = deque()
         assert not fifo or fifo[-1].lsn < staged.lsn
         fifo.append(staged)
         if isinstance(entry, RecordsAppended):
@@ -158,7 +163,7 @@ class Staging:
             self._note(staged, -1)
         for highest in (self._floors, self._ceilings):
             if highest and highest[0][0] == lsn:
-                highest.popleft()
+                del highest[0]
         return staged
 
     def pop_from(self, lsn: int) -> list[Staged]:
@@ -268,7 +273,7 @@ class Staging:
         return self._controls > 0
 
 
-def _push_highest(highest: deque[tuple[int, int]], lsn: int, seq: int) -> None:
+def _push_highest(highest: list[tuple[int, int]], lsn: int, seq: int) -> None:
     highest.append((lsn, max(seq, highest[-1][1]) if highest else seq))
 
 

@@ -44,6 +44,16 @@ def test_an_empty_fifo_changes_nothing() -> None:
     assert not staging.has_control
 
 
+def test_topics_share_no_entry_although_they_share_the_empty_fifo() -> None:
+    busy, idle = staging_of(append(1, 1)), Staging()
+    assert (len(busy), len(idle)) == (1, 0)
+    assert busy.pop(10).first_seq == 1
+    busy.push(Staged(20, append(3, 1), None))
+    assert (len(busy), len(idle), idle.appends()) == (1, 0, [])
+    with pytest.raises(IndexError):
+        idle.pop(10)
+
+
 def test_the_newest_append_says_seq_and_time() -> None:
     floor = FloorMoved(1, 9, Floor(7, LossReason.TTL))
     staging = staging_of(append(5, 100, floor=3), append(7, 120), floor, HeadReserved(1, 99))
