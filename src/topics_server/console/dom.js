@@ -39,6 +39,13 @@ export function replace(element, ...children) {
   if (place) [...element.querySelectorAll("a, button, [tabindex]")].find((child) => identity(child) === place)?.focus({ preventScroll: true });
 }
 
+// A dialog was closed: if the element that opened it was drawn anew meanwhile, its successor takes the focus.
+function focusAgain(opener) {
+  if (opener.isConnected) return;
+  const found = [...document.querySelectorAll("main a, main button")].find((element) => identity(element) === identity(opener));
+  (found ?? document.getElementById("main"))?.focus({ preventScroll: true });
+}
+
 const identity = (element) => element.getAttribute("aria-label") ?? element.getAttribute("href") ?? element.textContent;
 
 // A name or a text of foreign origin: its direction must not change the direction around it.
@@ -174,6 +181,7 @@ export function ask({ title, body, action = "OK", isDangerous = false, check }) 
         h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
         h("button", { type: "submit", class: isDangerous ? "danger" : "primary" }, action)));
     const dialog = h("dialog", { "aria-label": title }, form);
+    const opener = document.activeElement;
     let answer = null;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -182,7 +190,7 @@ export function ask({ title, body, action = "OK", isDangerous = false, check }) 
       answer = data;
       dialog.close();
     });
-    dialog.addEventListener("close", () => { dialog.remove(); done(answer); });
+    dialog.addEventListener("close", () => { dialog.remove(); focusAgain(opener); done(answer); });
     document.body.append(dialog);
     dialog.showModal();
   });

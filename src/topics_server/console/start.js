@@ -1,5 +1,6 @@
 // The frame of the console: navigation, the key, themes, keyboard, and the turns of each panel.
 import { hasKey, segment, setKey, whenKeyNeeded } from "./api.js";
+import { consumersPanel } from "./consumers.js";
 import { add, ask, badge, bytes, count, field, h, replace, text, toast } from "./dom.js";
 import { overviewPanel, routersPanel } from "./operate.js";
 import { queuePanel } from "./queues.js";
@@ -98,7 +99,7 @@ function run(makePanel) {
   return panel;
 }
 
-const TABS = [["records", "Records"], ["live", "Live"], ["queue", "Queue"], ["views", "Views"], ["settings", "Settings"]];
+const TABS = [["records", "Records"], ["live", "Live"], ["queue", "Queue"], ["consumers", "Consumers"], ["views", "Views"], ["settings", "Settings"]];
 
 async function showTopic(name, tab) {
   running?.abort();
@@ -122,7 +123,7 @@ async function showTopic(name, tab) {
   const openDelete = (tag) => guard(() => deleteDialog(name, tag))();
   const panels = {
     records: (context) => browsePanel(name, context, openDelete), live: (context) => tailPanel(name, context), queue: (context) => queuePanel(name, context),
-    views: (context) => viewsPanel(name, context), settings: () => settingsPanel(name, state, guard) };
+    consumers: (context) => consumersPanel(name, context), views: (context) => viewsPanel(name, context), settings: () => settingsPanel(name, state, guard) };
   const panel = run(Object.hasOwn(panels, shown) ? panels[shown] : panels.records);
   replace(main, h("p", { class: "crumbs" }, h("a", { href: "#/topics" }, "Topics"), " / "), h("div", { class: "bar wrap" }, h("h1", {}, text(name)), badge(state.type), badge(state.config.durability),
     h("span", { class: "muted" }, `${count(state.count)} records · ${bytes(state.bytes)}`), h("span", { class: "grow" }),

@@ -29,6 +29,7 @@ _KINDS: Final = {
 FILES: Final = (
     "api.js",
     "console.css",
+    "consumers.js",
     "dom.js",
     "icon.svg",
     "operate.js",
