@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from topics_server.cli.connection import Client
+from topics_server.cli.connection import ServerConnection
 from topics_server.cli.server.child import child_server
 
 
@@ -27,7 +27,7 @@ class RunningServer:
 
     def clear(self) -> None:
         """Remove every topic, with its records, views and routers."""
-        client = Client(self.url)
+        client = ServerConnection(self.url)
         try:
             while True:
                 page = msgspec.json.decode(client.call("GET", "/v0/topics?page_size=1000"))

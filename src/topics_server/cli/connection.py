@@ -94,7 +94,7 @@ class _Envelope(msgspec.Struct):
     error: _Problem
 
 
-class Client:
+class ServerConnection:
     """Sends requests to one server."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -272,7 +272,7 @@ def server_options(verb: Callable[P, R]) -> Callable[..., R]:
     )
     @functools.wraps(verb)
     def with_client(*args: Any, url: str, token: str | None, **kwargs: Any) -> R:
-        client = Client(url, token)
+        client = ServerConnection(url, token)
         try:
             return verb(*args, client=client, **kwargs)  # type: ignore[arg-type]
         finally:

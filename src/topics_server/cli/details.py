@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from topics_server.cli.connection import CallRefused, Client
+from topics_server.cli.connection import CallRefused, ServerConnection
 from topics_server.runtime.amounts import duration_text, size_text
 
 # Each entry takes a request of about a millisecond, so a table of this length takes a second.
@@ -69,7 +69,7 @@ class RouterDetails(msgspec.Struct):
     state: str = "running"
 
 
-def fetched(client: Client, path: str, kind: type[T]) -> T | None:
+def fetched(client: ServerConnection, path: str, kind: type[T]) -> T | None:
     """The state at a path, or `None` if the entry was removed since it was listed."""
     try:
         return msgspec.json.decode(client.call("GET", path, repeatable=True), type=kind)

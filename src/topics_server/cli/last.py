@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from topics_server.cli.connection import Client, topic_path
+from topics_server.cli.connection import ServerConnection, topic_path
 from topics_server.cli.paging import pages, show_gap
 
 # Each range is this many times as long as the one above it.
@@ -30,7 +30,7 @@ class _Seq(msgspec.Struct):
 
 
 def last_records(
-    client: Client, topic: str, count: int, query: Mapping[str, Any], *, as_json: bool
+    client: ServerConnection, topic: str, count: int, query: Mapping[str, Any], *, as_json: bool
 ) -> tuple[list[msgspec.Raw], int]:
     """Return the last `count` records (fewer if there are fewer), and the seq to continue after.
 
@@ -52,7 +52,13 @@ def last_records(
 
 
 def _between(
-    client: Client, topic: str, below: int, above: int, query: Mapping[str, Any], *, as_json: bool
+    client: ServerConnection,
+    topic: str,
+    below: int,
+    above: int,
+    query: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> tuple[list[msgspec.Raw], int]:
     """Return the records with `below < seq <= above`, and the seq where reading ended."""
     found: list[msgspec.Raw] = []

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from topics_server.cli.connection import Client, Failure
+from topics_server.cli.connection import Failure, ServerConnection
 from topics_server.cli.details import DETAILED_MAX
 from topics_server.cli.output import note, show_table, write_line
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def rows_of(
-    client: Client, path: str, member: str, asked: Mapping[str, str | None]
+    client: ServerConnection, path: str, member: str, asked: Mapping[str, str | None]
 ) -> Iterator[msgspec.Raw]:
     """The rows under `member` of every page of the list at `path`."""
     query = {name: value for name, value in asked.items() if value is not None}

@@ -16,7 +16,12 @@ from typing import Any, Final
 import click
 import msgspec
 
-from topics_server.cli.connection import CallRefused, Client, ServerUnreachable, topic_path
+from topics_server.cli.connection import (
+    CallRefused,
+    ServerConnection,
+    ServerUnreachable,
+    topic_path,
+)
 from topics_server.cli.output import note, one_line, write_line
 
 PAGE_RECORDS: Final = 1000
@@ -70,7 +75,7 @@ def show_records(
 
 
 def pages(
-    client: Client,
+    client: ServerConnection,
     topic: str,
     from_seq: int,
     query: dict[str, Any],
@@ -106,7 +111,9 @@ def pages(
             wait_ms = 0
 
 
-def _ask(client: Client, topic: str, body: bytes, wait_ms: int, *, patient: bool) -> bytes:
+def _ask(
+    client: ServerConnection, topic: str, body: bytes, wait_ms: int, *, patient: bool
+) -> bytes:
     """Request one diff; a follower keeps trying while no server answers."""
     path = topic_path(topic, "/diff")
     timeout_s = 60.0 + wait_ms / 1000

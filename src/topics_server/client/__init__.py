@@ -1,24 +1,28 @@
-"""A client: enqueue jobs and work them off; write topics and streams once; query views.
+"""A client: read and write topics, work off queues, follow, query views, write streams.
 
-    from topics_server.client import Job, Queue, worker
+    from topics_server.client import Client, Job
 
-    Queue("mails").enqueue({"to": "ada@example.org"}, key="welcome-ada")
+    with Client("http://127.0.0.1:4000") as client:
+        client.append("orders", {"total": 12}, tag="paid")
+        for item in client.read("orders"):
+            print(item)
 
-    @worker("mails", concurrency=4)
-    def send(job: Job) -> None:
-        deliver(job.data["to"])
+        @client.worker("mails", concurrency=4)
+        def send(job: Job) -> None:
+            deliver(job.data["to"])
 
-    send.run()  # until SIGTERM
+        send.run()  # until SIGTERM
 
-    with IdempotentProducer("orders", "till-7") as till:
-        till.send({"total": 12})
-
-    ViewClient("orders", "by-tag").query("SELECT * FROM counts", after=seq).dicts()
+`AsyncClient` has the same names for coroutines; docs/CLIENT.md has recipes. The parts are here as
+well: `Queue`, `worker`, `TopicClient`, `ViewClient`, `DurableStream`, `IdempotentProducer`, `live`.
 
 Imports nothing else of the server, so that it can leave with its folder.
 
 - `following/`: the events of topics as they come.
+- `front/`: one client of a server: `Client` and `AsyncClient`.
 - `producing/`: idempotent producers.
+- `records/`: records and consumers of one topic.
+- `streaming/`: Durable Streams.
 - `viewing/`: views of topics.
 - `working/`: workers of queues.
 - `addresses`: checks tokens and URLs when a program gives them.
@@ -27,12 +31,12 @@ Imports nothing else of the server, so that it can leave with its folder.
 - `blocking_client`: `BlockingClient`: one HTTP client and its patience; the base of the clients
   without a loop.
 - `calls`: queue requests (§10) as values: what to send, how to read the response.
+- `coroutine_client`: `CoroutineClient`: the same base for coroutines.
 - `effects`: the client's clock, sleep, randomness and host name.
 - `errors`: the client's errors, and reading an error response.
+- `exchange`: what every HTTP client sends and makes of an answer.
 - `queue`: `AsyncQueue`: one queue of one server, for coroutines.
 - `retries`: when and how often a call is tried again.
-- `topic`: `TopicClient`: records and consumers of one topic, without an event loop.
-- `topic_calls`: requests on the records and consumers of a topic as values.
 - `values`: the values of queue calls.
 """
 
@@ -62,18 +66,35 @@ from topics_server.client.errors import (
 from topics_server.client.following.async_live import live_async
 from topics_server.client.following.blocking_live import live
 from topics_server.client.following.live_events import LiveEvent, LiveRecord
+from topics_server.client.front.admin_calls import TopicDescription
+from topics_server.client.front.async_client import AsyncClient, AsyncConsumer
+from topics_server.client.front.client import Client, Consumer
+from topics_server.client.front.cursors import CursorStore, FileCursor
+from topics_server.client.front.items import (
+    CaughtUpItem,
+    DeletedItem,
+    GapItem,
+    LiveItem,
+    NoticeItem,
+    ReadItem,
+    RecordItem,
+)
 from topics_server.client.producing.async_producer import AsyncIdempotentProducer
 from topics_server.client.producing.blocking_producer import IdempotentProducer
 from topics_server.client.producing.receipts import Delivered, Receipt
 from topics_server.client.queue import AsyncQueue
-from topics_server.client.topic import TopicClient
-from topics_server.client.topic_calls import (
+from topics_server.client.records.async_topic import AsyncTopicClient
+from topics_server.client.records.topic import TopicClient
+from topics_server.client.records.topic_calls import (
     AppendResult,
     ConsumerPlace,
     NewRecord,
     RecordsPage,
     StoredRecord,
 )
+from topics_server.client.streaming.async_stream import AsyncDurableStream
+from topics_server.client.streaming.durable_stream import DurableStream
+from topics_server.client.streaming.stream_requests import StreamChunk, StreamEnd, StreamGap
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -93,6 +114,26 @@ from topics_server.client.working.worker import Worker, worker
 from topics_server.client.working.worker_run import Dead, Drop, Retry
 
 __all__ = [
+    "AsyncClient",
+    "AsyncConsumer",
+    "Client",
+    "Consumer",
+    "CursorStore",
+    "FileCursor",
+    "CaughtUpItem",
+    "DeletedItem",
+    "GapItem",
+    "LiveItem",
+    "NoticeItem",
+    "ReadItem",
+    "RecordItem",
+    "TopicDescription",
+    "AsyncDurableStream",
+    "DurableStream",
+    "StreamChunk",
+    "StreamEnd",
+    "StreamGap",
+    "AsyncTopicClient",
     "AsyncIdempotentProducer",
     "AsyncQueue",
     "AsyncViewClient",

@@ -12,7 +12,7 @@ from typing import Any
 from topics_server.client import calls
 from topics_server.client.blocking_client import BlockingClient
 from topics_server.client.effects import Effects, new_key
-from topics_server.client.queue import PATIENCE_MS, TIMEOUT_MS
+from topics_server.client.exchange import PATIENCE_MS, TIMEOUT_MS
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -39,11 +39,12 @@ class Queue(BlockingClient):
         create: bool | None = None,
         config: Mapping[str, Any] | None = None,
         effects: Effects | None = None,
+        shared: BlockingClient | None = None,
     ) -> None:
         self.place = calls.place(queue, url)
         self._create = create
         self._config = dict(config or {})
-        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects)
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects, shared)
 
     def enqueue(
         self,

@@ -11,14 +11,24 @@ import httpx
 from topics_server.client.calls import Call
 from topics_server.client.effects import Effects
 from topics_server.client.errors import ClientError
-from topics_server.client.queue import JSON_BODY, answer_of, headers, is_worn, unreachable, verified
+from topics_server.client.exchange import (
+    JSON_BODY,
+    answer_of,
+    headers,
+    is_worn,
+    unreachable,
+    verified,
+)
 from topics_server.client.retries import RetryPolicy
 
 T = TypeVar("T")
 
 
 class BlockingClient:
-    """Sends calls to one server. Threads may share one."""
+    """Sends calls to one server; with `shared` over the connections of that client.
+
+    Threads may share one.
+    """
 
     def __init__(
         self,
@@ -27,17 +37,23 @@ class BlockingClient:
         timeout_ms: int,
         patience_ms: int,
         effects: Effects | None,
+        shared: BlockingClient | None = None,
     ) -> None:
         self._url = url
         self._retry_for_ms = patience_ms
         self._effects = effects or Effects()
         self._timeout_s = timeout_ms / 1000
-        self._http = httpx.Client(
-            base_url=url,
-            headers=headers(token),
-            timeout=self._timeout_s,
-            trust_env=False,
-            verify=verified(url),
+        self._is_owner = shared is None
+        self._http = (
+            shared._http
+            if shared is not None
+            else httpx.Client(
+                base_url=url,
+                headers=headers(token),
+                timeout=self._timeout_s,
+                trust_env=False,
+                verify=verified(url),
+            )
         )
 
     def __enter__(self) -> Self:
@@ -52,12 +68,13 @@ class BlockingClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Close the connections, unless they are those of another client."""
+        if self._is_owner:
+            self._http.close()
 
-    def _patiently(self, call: Call[T]) -> T:
-        """Send a call, and again within `patience_ms` if it is repeatable. Raises `ClientError`."""
-        retries = RetryPolicy(self._retry_for_ms)
+    def _patiently(self, call: Call[T], patience_ms: int | None = None) -> T:
+        """Send a call, and again within the patience if it is repeatable. Raises `ClientError`."""
+        retries = RetryPolicy(self._retry_for_ms if patience_ms is None else patience_ms)
         while True:
             try:
                 return self._once(call)
@@ -79,7 +96,7 @@ class BlockingClient:
                     call.method,
                     call.path,
                     content=call.body,
-                    headers=JSON_BODY if call.body is not None else None,
+                    headers=call.headers or (JSON_BODY if call.body is not None else None),
                     timeout=self._timeout_s + call.wait_ms / 1000,
                 )
             except httpx.TransportError as error:

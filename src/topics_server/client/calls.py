@@ -33,7 +33,11 @@ _TOPICS: Final = "/v0/topics/"
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One request; `read` makes the answer's body a value."""
+    """One request; `read` makes the answer's body a value.
+
+    `headers`: those of the request, in place of the content type of JSON. `read_headers`: makes the
+    answer's headers (with lower-case names) and body a value, in place of `read`.
+    """
 
     method: str
     path: str
@@ -41,6 +45,8 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     read: Callable[[bytes], T]
     repeatable: bool
     wait_ms: int = 0  # what the server may take beside its work
+    headers: Mapping[str, str] | None = None
+    read_headers: Callable[[Mapping[str, str], bytes], T] | None = None
 
 
 class QueueAddress(msgspec.Struct, frozen=True):

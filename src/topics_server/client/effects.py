@@ -11,6 +11,7 @@ import os
 import random
 import secrets
 import socket
+import time
 
 NODE_BYTES_MAX = 128
 
@@ -29,6 +30,11 @@ class Effects:
     def chance(self) -> float:
         """A number from 0 to 1."""
         return random.random()
+
+
+def blocking_now_ms() -> float:
+    """Milliseconds since some moment, for clients without an event loop; never goes back."""
+    return time.monotonic() * 1000
 
 
 def process_id() -> int:

@@ -78,12 +78,12 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     @property
     def data(self) -> Any:
         """The payload as plain Python values."""
-        return _plain(self.raw)
+        return plain(self.raw)
 
     @property
     def meta(self) -> dict[str, Any]:
         """The small headers; empty if there are none."""
-        found = {} if self.raw_meta is None else _plain(self.raw_meta)
+        found = {} if self.raw_meta is None else plain(self.raw_meta)
         assert isinstance(found, dict), "the server takes objects only"
         return found
 
@@ -95,11 +95,12 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         return msgspec.json.decode(self.raw, type=kind)
 
 
-def _plain(text: bytes) -> Any:
+def plain(text: bytes | msgspec.Raw) -> Any:
+    """A JSON text as plain values; numbers beyond a float, like 1e400, are infinite."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return json.loads(text)  # numbers beyond a float, like 1e400
+        return json.loads(bytes(text))
 
 
 class NewJob(msgspec.Struct, kw_only=True, frozen=True):

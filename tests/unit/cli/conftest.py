@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.cli.scripted import Handler, Script
-from topics_server.cli.connection import Client
+from topics_server.cli.connection import ServerConnection
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def script(server: http.server.ThreadingHTTPServer) -> Script:
 
 
 @pytest.fixture
-def client(server: http.server.ThreadingHTTPServer) -> Iterator[Client]:
+def client(server: http.server.ThreadingHTTPServer) -> Iterator[ServerConnection]:
     """A client of it."""
-    found = Client(f"http://127.0.0.1:{server.server_port}", "secret")
+    found = ServerConnection(f"http://127.0.0.1:{server.server_port}", "secret")
     yield found
     found.close()

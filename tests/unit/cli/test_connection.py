@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from topics_server.cli.connection import CallRefused, Client, ServerUnreachable, topic_path
+from topics_server.cli.connection import (
+    CallRefused,
+    ServerConnection,
+    ServerUnreachable,
+    topic_path,
+)
 
 ANSWERS = {
     "/good": (200, {}, b"{}"),
@@ -61,9 +66,9 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 @pytest.fixture
-def client(server: http.server.ThreadingHTTPServer) -> Iterator[Client]:
+def client(server: http.server.ThreadingHTTPServer) -> Iterator[ServerConnection]:
     """A client with a token."""
-    found = Client(f"http://127.0.0.1:{server.server_port}", "secret")
+    found = ServerConnection(f"http://127.0.0.1:{server.server_port}", "secret")
     yield found
     found.close()
 
@@ -77,32 +82,36 @@ def client(server: http.server.ThreadingHTTPServer) -> Iterator[Client]:
         ("/elsewhere", "http_302: Found"),
     ],
 )
-def test_a_refusal_is_code_and_message(client: Client, path: str, message: str) -> None:
+def test_a_refusal_is_code_and_message(client: ServerConnection, path: str, message: str) -> None:
     with pytest.raises(CallRefused) as caught:
         client.call("GET", path)
     assert caught.value.message == message
     assert caught.value.exit_code == 1
 
 
-def test_how_long_to_wait_is_read(client: Client) -> None:
+def test_how_long_to_wait_is_read(client: ServerConnection) -> None:
     with pytest.raises(CallRefused) as caught:
         client.call("GET", "/busy")
     assert (caught.value.status, caught.value.retry_after_s) == (429, 2.0)
 
 
-def test_the_token_is_sent(client: Client, server: http.server.ThreadingHTTPServer) -> None:
+def test_the_token_is_sent(
+    client: ServerConnection, server: http.server.ThreadingHTTPServer
+) -> None:
     client.call("GET", "/once")
     assert server.seen == [("/once", "Bearer secret")]  # type: ignore[attr-defined]
 
 
 def test_a_connection_closed_while_idle_is_made_again_for_what_may_be_repeated(
-    client: Client,
+    client: ServerConnection,
 ) -> None:
     assert client.call("GET", "/good") == b"{}"
     assert client.call("GET", "/once", repeatable=True) == b"{}"
 
 
-def test_a_broken_connection_is_exit_code_2_and_may_have_been_heard(client: Client) -> None:
+def test_a_broken_connection_is_exit_code_2_and_may_have_been_heard(
+    client: ServerConnection,
+) -> None:
     with pytest.raises(ServerUnreachable) as caught:
         client.call("GET", "/drop", repeatable=True)
     assert caught.value.exit_code == 2
@@ -112,19 +121,19 @@ def test_a_broken_connection_is_exit_code_2_and_may_have_been_heard(client: Clie
 
 def test_an_unreachable_server_is_exit_code_2_and_got_no_request() -> None:
     with pytest.raises(ServerUnreachable, match="cannot connect") as caught:
-        Client("http://127.0.0.1:1").call("GET", "/")
+        ServerConnection("http://127.0.0.1:1").call("GET", "/")
     assert (caught.value.exit_code, caught.value.sent) == (2, False)
 
 
 def test_an_address_in_brackets_is_a_url() -> None:
     with pytest.raises(ServerUnreachable, match="cannot connect"):
-        Client("http://[::1]:1/base/").call("GET", "/")
+        ServerConnection("http://[::1]:1/base/").call("GET", "/")
 
 
 @pytest.mark.parametrize("url", ["localhost:4000", "", "http://", "http://a:b", "file:///x"])
 def test_an_invalid_url_is_wrong_usage(url: str) -> None:
     with pytest.raises(click.UsageError, match="not the URL of a server"):
-        Client(url)
+        ServerConnection(url)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a?b", "a#b", "a b", "é", "%2F"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, server_options
+from topics_server.cli.connection import Failure, ServerConnection, server_options
 from topics_server.cli.output import format_options, note, show_object
 from topics_server.runtime.clock import pause
 from topics_server.values.errors import StorageError
@@ -43,7 +43,7 @@ def command(
     into: str | None,
     cold_dir: str | None,
     no_wait: bool,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Make a backup of a running server into its TOPICS_BACKUP_DIR, while it goes on.
@@ -80,7 +80,7 @@ def command(
     show_object(msgspec.json.encode(shown), as_json=as_json)
 
 
-def _of_server(client: Client, *, no_wait: bool) -> bytes:
+def _of_server(client: ServerConnection, *, no_wait: bool) -> bytes:
     answer = client.call("POST", PATH)
     started = msgspec.json.decode(answer, type=_State)
     state = started

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, server_options, topic_path
+from topics_server.cli.connection import Failure, ServerConnection, server_options, topic_path
 from topics_server.cli.data.append_lines import Template, append_lines
 from topics_server.cli.data.conditions import condition_of, condition_options
 from topics_server.cli.data.lines import STANDARD_INPUT
@@ -77,7 +77,7 @@ def command(
     epoch: int | None,
     seq: int | None,
     create: bool | None,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
     **asked: Any,
 ) -> None:

@@ -12,7 +12,13 @@ from typing import Final
 
 import msgspec
 
-from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable, topic_path
+from topics_server.cli.connection import (
+    CallRefused,
+    Failure,
+    ServerConnection,
+    ServerUnreachable,
+    topic_path,
+)
 from topics_server.cli.data.cutting import BadLine, Cut, Cutter, Shape
 from topics_server.cli.data.lines import STANDARD_INPUT, LineBatch, LineFile
 from topics_server.cli.output import note
@@ -48,7 +54,7 @@ class _Stored(msgspec.Struct):
     last_seq: int
 
 
-def append_lines(client: Client, topic: str, template: Template) -> LinesSummary:
+def append_lines(client: ServerConnection, topic: str, template: Template) -> LinesSummary:
     """Append every line that is not blank; raises `Failure` with a message that says what is
     appended.
     """
@@ -69,7 +75,7 @@ def append_lines(client: Client, topic: str, template: Template) -> LinesSummary
 
 
 def _append(
-    client: Client,
+    client: ServerConnection,
     path: str,
     batch: LineBatch,
     cutter: Cutter,
@@ -90,7 +96,7 @@ def _append(
 
 
 def _send_all(
-    client: Client,
+    client: ServerConnection,
     path: str,
     cuts: list[Cut],
     template: Template,
@@ -121,7 +127,9 @@ def _body(cuts: list[Cut], template: Template) -> bytes:
     return msgspec.json.encode(head)[:-1] + b',"records":[' + b",".join(records) + b"]}"
 
 
-def _send(client: Client, path: str, body: bytes, batch: LineBatch, done: LinesSummary) -> _Stored:
+def _send(
+    client: ServerConnection, path: str, body: bytes, batch: LineBatch, done: LinesSummary
+) -> _Stored:
     for left in reversed(range(TRIES)):
         try:
             return msgspec.json.decode(client.call("POST", path, body), type=_Stored)

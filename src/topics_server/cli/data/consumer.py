@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import confirm, format_options, show_object
 
@@ -38,7 +38,12 @@ def _path(topic: str, consumer: str, verb: str = "") -> str:
 @format_options
 @server_options
 def put(
-    topic: str, consumer: str, from_seq: int | None, head: bool, client: Client, as_json: bool
+    topic: str,
+    consumer: str,
+    from_seq: int | None,
+    head: bool,
+    client: ServerConnection,
+    as_json: bool,
 ) -> None:
     """Make a CONSUMER of TOPIC; one that exists stays where it is."""
     if head and from_seq is not None:
@@ -53,7 +58,7 @@ def put(
 @click.argument("consumer")
 @format_options
 @server_options
-def get(topic: str, consumer: str, client: Client, as_json: bool) -> None:
+def get(topic: str, consumer: str, client: ServerConnection, as_json: bool) -> None:
     """Show where a consumer is, and how far behind the head."""
     show_object(client.call("GET", _path(topic, consumer), repeatable=True), as_json=as_json)
 
@@ -62,7 +67,7 @@ def get(topic: str, consumer: str, client: Client, as_json: bool) -> None:
 @click.argument("topic")
 @format_options
 @server_options
-def ls(topic: str, client: Client, as_json: bool) -> None:
+def ls(topic: str, client: ServerConnection, as_json: bool) -> None:
     """List the consumers of TOPIC."""
     show_rows(
         rows_of(client, topic_path(topic, "/consumers"), "consumers", {}),
@@ -89,7 +94,7 @@ def commit(
     seq: int,
     rewind: bool,
     if_seq: int | None,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Commit SEQ: every record up to it is finished."""
@@ -106,7 +111,7 @@ def commit(
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options
-def rm(topic: str, consumer: str, yes: bool, client: Client, as_json: bool) -> None:
+def rm(topic: str, consumer: str, yes: bool, client: ServerConnection, as_json: bool) -> None:
     """Forget a consumer and its position."""
     confirm(f"Forget the consumer {consumer} of {topic}?", yes=yes)
     answer = client.call("DELETE", _path(topic, consumer), repeatable=True)

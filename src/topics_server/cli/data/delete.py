@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.output import confirm, format_options, show_object
 
 
@@ -25,7 +25,7 @@ def command(
     tag: str | None,
     tag_prefix: str | None,
     yes: bool,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Delete records of TOPIC for good.

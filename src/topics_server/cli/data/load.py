@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import seconds, size
-from topics_server.cli.connection import Client, server_options
+from topics_server.cli.connection import ServerConnection, server_options
 from topics_server.cli.data.cutting import Cutter, Shape, whole_records
 from topics_server.cli.data.lines import LineFile
 from topics_server.cli.data.loading import Advance, Loading, LoadPlan
@@ -78,7 +78,7 @@ def command(
     batch_records: int,
     batch_bytes: int,
     retry_ms: int,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Append the lines of FILE (NDJSON, also gzip; - = standard input) to TOPIC.

@@ -17,7 +17,13 @@ from typing import Final, TypeVar
 import msgspec
 import xxhash
 
-from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable, topic_path
+from topics_server.cli.connection import (
+    CallRefused,
+    Failure,
+    ServerConnection,
+    ServerUnreachable,
+    topic_path,
+)
 from topics_server.cli.data.cutting import BadLine, Cutter, fingerprint
 from topics_server.cli.data.lines import LineBatch, LineFile
 from topics_server.cli.data.resume import (
@@ -136,7 +142,7 @@ class Loading:
     """One load of one file into one topic."""
 
     def __init__(
-        self, client: Client, file: LineFile, cutter: Cutter, plan: LoadPlan, tell: Tell
+        self, client: ServerConnection, file: LineFile, cutter: Cutter, plan: LoadPlan, tell: Tell
     ) -> None:
         self._client = client
         self._tell = tell

@@ -14,8 +14,8 @@ import click
 
 from topics_server.cli.connection import (
     Answer,
-    Client,
     Failure,
+    ServerConnection,
     ServerUnreachable,
     topic_path,
 )
@@ -39,14 +39,19 @@ PAUSE_S: Final = 0.5
 class _Request(NamedTuple):
     """What every try sends, but for epoch and seq."""
 
-    client: Client
+    client: ServerConnection
     target: Target
     body: bytes
     producer: str
 
 
 def append_as(
-    client: Client, topic: str, body: bytes, producer: str, epoch: int | None, seq: int | None
+    client: ServerConnection,
+    topic: str,
+    body: bytes,
+    producer: str,
+    epoch: int | None,
+    seq: int | None,
 ) -> bytes:
     """Append and return the answer's body with `producer_epoch` and `producer_seq` added.
 

@@ -28,8 +28,8 @@ from topics_server.cli.amounts import seconds
 from topics_server.cli.connection import (
     CONNECT_S,
     CallRefused,
-    Client,
     Failure,
+    ServerConnection,
     ServerUnreachable,
     refusal,
     server_options,
@@ -154,7 +154,7 @@ def command(
     durability: str | None,
     idempotent: str | None,
     retry_ms: int,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Publish the lines of standard input to TOPIC as they arrive.
@@ -253,7 +253,7 @@ class Input:
 class Publisher:
     """One run of the verb; `summary` is correct at any time."""
 
-    def __init__(self, client: Client, plan: PublishPlan) -> None:
+    def __init__(self, client: ServerConnection, plan: PublishPlan) -> None:
         self.summary = PublishSummary(plan.topic)
         self._client = client
         self._plan = plan

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from topics_server.cli.connection import Client, server_options
+from topics_server.cli.connection import ServerConnection, server_options
 from topics_server.cli.last import last_records
 from topics_server.cli.output import format_options
 from topics_server.cli.paging import pages, show_gap, show_records
@@ -47,7 +47,7 @@ def command(
     follow: bool,
     node: tuple[str, ...],
     tags: bool,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Print the records of TOPIC."""

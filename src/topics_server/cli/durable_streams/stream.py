@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import seconds
-from topics_server.cli.connection import CallRefused, Client, Failure, server_options
+from topics_server.cli.connection import CallRefused, Failure, ServerConnection, server_options
 from topics_server.cli.data.lines import STANDARD_INPUT, LineFile
 from topics_server.cli.durable_streams.stream_calls import (
     JSON,
@@ -68,7 +68,7 @@ def create(
     fork: str | None,
     fork_offset: str | None,
     closed: bool,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Create STREAM; if it exists, it must have the same settings."""
@@ -120,7 +120,7 @@ def append(
     producer: str | None,
     epoch: int | None,
     closes: bool,
-    client: Client,
+    client: ServerConnection,
 ) -> None:
     """Append DATA to STREAM, or standard input.
 
@@ -143,7 +143,7 @@ def append(
 
 
 def _produce(
-    client: Client,
+    client: ServerConnection,
     stream: StreamClient,
     data: tuple[str, ...],
     content_type: str,
@@ -243,7 +243,7 @@ def _show(page: StreamReadPage) -> None:
     "--offset", "shows_offset", is_flag=True, help="Print the next offset on standard error."
 )
 @server_options
-def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
+def read(stream: str, offset: str, shows_offset: bool, client: ServerConnection) -> None:
     """Print the content of STREAM: messages one a line, bytes unchanged."""
     with StreamClient(client, stream) as found, stopped_by_reader():
         is_up_to_date = False
@@ -274,7 +274,7 @@ def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
     help="How new messages arrive; auto: events for JSON, long-polling for bytes.",
 )
 @server_options
-def follow(stream: str, offset: str, live: Live, client: Client) -> None:
+def follow(stream: str, offset: str, live: Live, client: ServerConnection) -> None:
     """Print what STREAM holds and what arrives, until it is closed or Ctrl-C.
 
     The command reconnects after a broken connection; it misses nothing and prints nothing twice.
@@ -287,7 +287,7 @@ def follow(stream: str, offset: str, live: Live, client: Client) -> None:
 @command.command("close")
 @click.argument("stream")
 @server_options
-def close(stream: str, client: Client) -> None:
+def close(stream: str, client: ServerConnection) -> None:
     """Close STREAM: it keeps its content and accepts no more appends."""
     with StreamClient(client, stream) as found:
         found.ask("POST", {"Stream-Closed": "true"})
@@ -297,7 +297,7 @@ def close(stream: str, client: Client) -> None:
 @click.argument("stream")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @server_options
-def rm(stream: str, yes: bool, client: Client) -> None:
+def rm(stream: str, yes: bool, client: ServerConnection) -> None:
     """Remove STREAM and all its content for good."""
     confirm(f"Remove {stream} and everything in it?", yes=yes)
     with StreamClient(client, stream) as found:

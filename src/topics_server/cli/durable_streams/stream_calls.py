@@ -19,8 +19,8 @@ import msgspec
 from topics_server.cli.connection import (
     CONNECT_S,
     CallRefused,
-    Client,
     Failure,
+    ServerConnection,
     ServerUnreachable,
     reason_of,
     refusal,
@@ -62,7 +62,7 @@ class StreamReadPage(msgspec.Struct, frozen=True):
 class StreamClient:
     """One stream; closes its connections when its `with` block ends."""
 
-    def __init__(self, client: Client, place: str) -> None:
+    def __init__(self, client: ServerConnection, place: str) -> None:
         self.url = url_of(client, place)
         self.path = urlsplit(self.url).path
         self._server = client.url
@@ -133,7 +133,7 @@ class StreamClient:
             raise lost(error, self.url) from None
 
 
-def url_of(client: Client, place: str) -> str:
+def url_of(client: ServerConnection, place: str) -> str:
     """The URL of a stream; each segment of the path is escaped."""
     if "://" in place:
         try:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, server_options
+from topics_server.cli.connection import Failure, ServerConnection, server_options
 from topics_server.cli.following.watch_stream import (
     Frame,
     RecordsFrame,
@@ -74,7 +74,7 @@ def command(
     consumer: str | None,
     limit: int | None,
     options: dict[str, Any],
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """See `HELP`."""

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import SIZE
-from topics_server.cli.connection import Client, Failure, server_options
+from topics_server.cli.connection import Failure, ServerConnection, server_options
 from topics_server.cli.following.watch_stream import (
     CaughtUpFrame,
     Frame,
@@ -43,7 +43,7 @@ def command(
     limit: int | None,
     max_batch_bytes: int | None,
     options: dict[str, Any],
-    client: Client,
+    client: ServerConnection,
 ) -> None:
     """Print the frames of a watch of TOPICs, one JSON value a line, until Ctrl-C.
 

@@ -27,8 +27,8 @@ from topics_server.cli.amounts import duration
 from topics_server.cli.connection import (
     CONNECT_S,
     CallRefused,
-    Client,
     Failure,
+    ServerConnection,
     ServerUnreachable,
     reason_of,
     refusal,
@@ -195,7 +195,10 @@ class WatchFollower:
     """
 
     def __init__(
-        self, client: Client, topics: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+        self,
+        client: ServerConnection,
+        topics: Mapping[str, Mapping[str, Any]],
+        options: Mapping[str, Any],
     ) -> None:
         assert topics, "at least one topic is followed"
         self._client = client

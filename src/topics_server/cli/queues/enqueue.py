@@ -10,7 +10,12 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import DURATION
-from topics_server.cli.connection import Client, ServerUnreachable, server_options, topic_path
+from topics_server.cli.connection import (
+    ServerConnection,
+    ServerUnreachable,
+    server_options,
+    topic_path,
+)
 from topics_server.cli.json_input import json_object, json_value
 from topics_server.cli.output import format_options, show_object
 from topics_server.runtime.clock import random_id
@@ -51,7 +56,7 @@ def command(
     deliver_at_ms: int | None,
     key: str | None,
     create: bool,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Enqueue one job to QUEUE.
@@ -76,7 +81,7 @@ def command(
     show_object(_stored(client, queue, msgspec.json.encode(body)), as_json=as_json)
 
 
-def _stored(client: Client, queue: str, body: bytes) -> bytes:
+def _stored(client: ServerConnection, queue: str, body: bytes) -> bytes:
     """Return the answer. After a broken connection, try again: the idempotency key keeps it one
     job.
     """

@@ -12,7 +12,13 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from topics_server.cli.connection import CallRefused, Client, Failure, server_options, topic_path
+from topics_server.cli.connection import (
+    CallRefused,
+    Failure,
+    ServerConnection,
+    server_options,
+    topic_path,
+)
 from topics_server.cli.details import TopicDetails, age
 from topics_server.cli.output import (
     confirm,
@@ -86,7 +92,7 @@ class _Leases(msgspec.Struct):
 @click.argument("queue")
 @format_options
 @server_options
-def leases(queue: str, client: Client, as_json: bool) -> None:
+def leases(queue: str, client: ServerConnection, as_json: bool) -> None:
     """Show which worker holds which job of QUEUE, since when and until when."""
     rows = _leases(client, queue)
     if as_json:
@@ -103,7 +109,7 @@ def leases(queue: str, client: Client, as_json: bool) -> None:
     show_table(COLUMNS, cells, numbers=NUMBERS)
 
 
-def _leases(client: Client, queue: str) -> Iterator[msgspec.Raw]:
+def _leases(client: ServerConnection, queue: str) -> Iterator[msgspec.Raw]:
     query = {"page_size": str(PAGE_SIZE)}
     while True:
         path = topic_path(queue, f"/leases?{urlencode(query)}")
@@ -159,7 +165,7 @@ def redrive(
     tag: str | None,
     tag_prefix: str | None,
     most: int | None,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Make the dead letters of QUEUE jobs of it again; all of them, unless options select some.
@@ -184,7 +190,9 @@ def redrive(
     show_object(msgspec.json.encode(done), as_json=as_json)
 
 
-def _redrive(client: Client, queue: str, asked: dict[str, Any], most: int | None) -> RedriveReport:
+def _redrive(
+    client: ServerConnection, queue: str, asked: dict[str, Any], most: int | None
+) -> RedriveReport:
     """Redrive call by call; a job that fails again meanwhile stays for the next run."""
     total: RedriveReport | None = None
     after, last, left = 0, None, most
@@ -205,7 +213,7 @@ def _redrive(client: Client, queue: str, asked: dict[str, Any], most: int | None
         after = part.next_after_seq
 
 
-def _head(client: Client, topic: str) -> int | None:
+def _head(client: ServerConnection, topic: str) -> int | None:
     """The head of the dead-letter topic; `None` for a key that may not read it."""
     try:
         answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
@@ -236,7 +244,7 @@ class _Acked(msgspec.Struct):
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options
-def purge(queue: str, everything: bool, yes: bool, client: Client, as_json: bool) -> None:
+def purge(queue: str, everything: bool, yes: bool, client: ServerConnection, as_json: bool) -> None:
     """Delete the jobs of QUEUE that wait for a worker, for good.
 
     Delayed jobs, jobs that a worker holds and jobs enqueued meanwhile stay. With --all, every job
@@ -259,7 +267,7 @@ def purge(queue: str, everything: bool, yes: bool, client: Client, as_json: bool
     show_object(msgspec.json.encode(result), as_json=as_json)
 
 
-def _purge(client: Client, queue: str, count: int) -> int:
+def _purge(client: ServerConnection, queue: str, count: int) -> int:
     """Claim ready jobs, up to `count`, and acknowledge them; return the number of deleted jobs."""
     node = f"purge-{random_id()}"
     deleted = claimed = 0
@@ -280,7 +288,7 @@ def _purge(client: Client, queue: str, count: int) -> int:
     return deleted
 
 
-def _ack(client: Client, queue: str, node: str, jobs: Sequence[_Job]) -> int:
+def _ack(client: ServerConnection, queue: str, node: str, jobs: Sequence[_Job]) -> int:
     held = {
         "node": node,
         "seqs": [job.seq for job in jobs],

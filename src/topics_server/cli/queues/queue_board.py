@@ -17,7 +17,13 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import seconds
-from topics_server.cli.connection import CallRefused, Client, Failure, server_options, topic_path
+from topics_server.cli.connection import (
+    CallRefused,
+    Failure,
+    ServerConnection,
+    server_options,
+    topic_path,
+)
 from topics_server.cli.output import note, print_rich, write_line
 from topics_server.cli.stopping import stopped_by_user
 from topics_server.runtime.clock import monotonic_ms
@@ -86,7 +92,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 )
 @server_options
 def command(
-    queues: tuple[str, ...], watch: bool, interval_ms: int, as_json: bool | None, client: Client
+    queues: tuple[str, ...],
+    watch: bool,
+    interval_ms: int,
+    as_json: bool | None,
+    client: ServerConnection,
 ) -> None:
     """Show the counts of QUEUEs, or of all queues.
 
@@ -113,7 +123,7 @@ def command(
 class Board:
     """The rows of the board: the requested queues, or all queues of the server."""
 
-    def __init__(self, client: Client, names: Sequence[str]) -> None:
+    def __init__(self, client: ServerConnection, names: Sequence[str]) -> None:
         self._client = client
         self._asked = names
         self._names: list[str] = list(names)

@@ -21,7 +21,12 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import duration
-from topics_server.cli.connection import CallRefused, Client, ServerUnreachable, server_options
+from topics_server.cli.connection import (
+    CallRefused,
+    ServerConnection,
+    ServerUnreachable,
+    server_options,
+)
 from topics_server.cli.output import note
 from topics_server.client import Backoff, ClientError, Job, Stats, Worker
 from topics_server.client import Refused as RefusedForGood
@@ -99,7 +104,7 @@ def command(
     retry_ms: int,
     retry_max_ms: int,
     grace_ms: int,
-    client: Client,
+    client: ServerConnection,
 ) -> None:
     """Run COMMAND for every job of QUEUE, until SIGTERM, SIGHUP or Ctrl-C.
 

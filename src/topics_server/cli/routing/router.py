@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, router_path, server_options
+from topics_server.cli.connection import Failure, ServerConnection, router_path, server_options
 from topics_server.cli.details import RouterDetails, fetched
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import confirm, format_options, show_object
@@ -56,7 +56,7 @@ def put(
     dest: str,
     filter_tag: str | None,
     filter_prefix: str | None,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
     **flags: bool,
 ) -> None:
@@ -89,7 +89,7 @@ def put(
 @click.argument("name")
 @format_options
 @server_options
-def get(name: str, client: Client, as_json: bool) -> None:
+def get(name: str, client: ServerConnection, as_json: bool) -> None:
     """Show the definition and the progress of the router NAME, and why it is stalled."""
     show_object(client.call("GET", router_path(name), repeatable=True), as_json=as_json)
 
@@ -100,7 +100,7 @@ def get(name: str, client: Client, as_json: bool) -> None:
 @click.option("--dest", metavar="TOPIC", help="Only those that write to this topic.")
 @format_options
 @server_options
-def ls(client: Client, as_json: bool, **asked: str | None) -> None:
+def ls(client: ServerConnection, as_json: bool, **asked: str | None) -> None:
     """List routers."""
     show_list(client, as_json=as_json, asked=asked)
 
@@ -110,7 +110,7 @@ def ls(client: Client, as_json: bool, **asked: str | None) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options
-def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
+def rm(name: str, yes: bool, client: ServerConnection, as_json: bool) -> None:
     """Remove the router NAME; its copies stay."""
     confirm(f"Remove router {name}? It will copy no further records.", yes=yes)
     answer = client.call("DELETE", router_path(name))
@@ -119,7 +119,7 @@ def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
     show_object(answer, as_json=as_json)
 
 
-def show_list(client: Client, *, as_json: bool, asked: dict[str, str | None]) -> None:
+def show_list(client: ServerConnection, *, as_json: bool, asked: dict[str, str | None]) -> None:
     """Print every router that the query hits; a table also has lag and state."""
     show_rows(
         routers(client, asked),
@@ -132,7 +132,7 @@ def show_list(client: Client, *, as_json: bool, asked: dict[str, str | None]) ->
     )
 
 
-def _cells(client: Client, row: RouterDetails, has_details: bool) -> list[str] | None:
+def _cells(client: ServerConnection, row: RouterDetails, has_details: bool) -> list[str] | None:
     """One line of the table; `None` for a router that was removed since it was listed."""
     lag = state = ""
     if has_details:
@@ -143,6 +143,6 @@ def _cells(client: Client, row: RouterDetails, has_details: bool) -> list[str] |
     return [row.router, row.source, row.dest, row.guarantee, f"{row.forwarded_total:,}", lag, state]
 
 
-def routers(client: Client, asked: dict[str, str | None]) -> Iterator[msgspec.Raw]:
+def routers(client: ServerConnection, asked: dict[str, str | None]) -> Iterator[msgspec.Raw]:
     """The rows of the list that the query hits, page by page."""
     return rows_of(client, "/v0/routers", "routers", asked)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from topics_server.cli.connection import CallRefused, Client, router_path, server_options
+from topics_server.cli.connection import CallRefused, ServerConnection, router_path, server_options
 from topics_server.cli.output import format_options
 from topics_server.cli.routing.graph import Edge, dot, tree
 from topics_server.cli.routing.router import routers, show_list
@@ -39,7 +39,9 @@ topics routers --graph | dot -Tsvg > a.svg  a drawing
 @click.option("--dest", metavar="TOPIC", help="Only those that write to this topic.")
 @format_options
 @server_options
-def command(graph: str | None, client: Client, as_json: bool, **asked: str | None) -> None:
+def command(
+    graph: str | None, client: ServerConnection, as_json: bool, **asked: str | None
+) -> None:
     """See `HELP`."""
     if graph is None:
         show_list(client, as_json=as_json, asked=asked)
@@ -50,7 +52,7 @@ def command(graph: str | None, client: Client, as_json: bool, **asked: str | Non
         click.echo(line)
 
 
-def _edges(client: Client, asked: dict[str, str | None]) -> Iterator[Edge]:
+def _edges(client: ServerConnection, asked: dict[str, str | None]) -> Iterator[Edge]:
     """Every router's state; the list has neither filter nor position."""
     for row in routers(client, asked):
         name = msgspec.json.decode(row, type=_Row).router

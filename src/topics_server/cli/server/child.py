@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable
+from topics_server.cli.connection import CallRefused, Failure, ServerConnection, ServerUnreachable
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.settings import FIELDS, variable
 
@@ -69,7 +69,7 @@ def _url_of(
         if not url and port_file.exists():
             url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         if url:
-            client = Client(url)
+            client = ServerConnection(url)
             try:
                 client.call("GET", "/v0/ready")
                 break

@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, ServerUnreachable
+from topics_server.cli.connection import Failure, ServerConnection, ServerUnreachable
 from topics_server.cli.server.child import child_server
 from topics_server.client import ClientError, Job, Queue, ViewClient
 from topics_server.runtime.clock import monotonic_ms
@@ -100,7 +100,7 @@ def command(
         process, url = held.enter_context(child_server(folder, bound, stop))
         if stop.is_set():
             return
-        client = Client(url)
+        client = ServerConnection(url)
         set_up(client, url)
         introduce(url, folder, is_kept=data_dir is not None, rate=None if once else rate)
         # Without a display, a browser of the terminal would take the terminal.
@@ -135,7 +135,7 @@ def free_port() -> int:
     return PORT
 
 
-def set_up(client: Client, url: str) -> None:
+def set_up(client: ServerConnection, url: str) -> None:
     """Make the topics, the router and the view; those that are there stay."""
     queue = {"type": "queue", "lease_ms": 10_000, "max_deliveries": 2, "dead_letter": DEAD}
     for topic, config in (
@@ -226,7 +226,7 @@ class EventReplay:
 
     def __init__(
         self,
-        client: Client,
+        client: ServerConnection,
         url: str,
         events: list[Event],
         process: subprocess.Popen[bytes],

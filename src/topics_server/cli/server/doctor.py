@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure
+from topics_server.cli.connection import Failure, ServerConnection
 from topics_server.cli.output import format_options, show_table, write_line
 from topics_server.cli.server.flags import loaded, settings_flags
 from topics_server.runtime.clock import SystemClock, monotonic_ms
@@ -73,7 +73,7 @@ def command(
     settings = loaded(flags).settings
     findings = list(examined(settings, OsFs()))
     if url is not None:
-        findings += asked(Client(url, token))
+        findings += asked(ServerConnection(url, token))
     if as_json:
         for finding in findings:
             write_line(msgspec.json.encode(finding._asdict()))
@@ -245,7 +245,7 @@ def clock_of() -> Finding:
     return Finding("clock", OK, shown)
 
 
-def asked(client: Client) -> Iterator[Finding]:
+def asked(client: ServerConnection) -> Iterator[Finding]:
     """What a running server reports, requested the way clients do."""
     try:
         health = msgspec.json.decode(client.call("GET", "/v0/health"), type=dict[str, Any])

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from topics_server.auth.key_file import KeysError, first_key
-from topics_server.cli.connection import CallRefused, Client, Failure
+from topics_server.cli.connection import CallRefused, Failure, ServerConnection
 from topics_server.cli.output import format_options, show_object
 from topics_server.cli.server.flags import loaded
 from topics_server.settings import Settings
@@ -45,7 +45,7 @@ def command(
     """Check whether a server is alive; the exit code is the result."""
     if not token and token_file is not None:
         token = key_of(token_file)
-    client = Client(url or url_of(loaded({}).settings), token)
+    client = ServerConnection(url or url_of(loaded({}).settings), token)
     path = "/v0/ready" if ready else "/v0/health"
     try:
         answer = client.call("GET", path, timeout_s=TIMEOUT_S)

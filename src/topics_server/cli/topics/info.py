@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.details import TopicDetails, facts, settings
 from topics_server.cli.output import format_options, show_table, write_line
 from topics_server.runtime.clock import now_ms
@@ -15,7 +15,7 @@ from topics_server.runtime.clock import now_ms
 @click.argument("topic")
 @format_options
 @server_options
-def command(topic: str, client: Client, as_json: bool) -> None:
+def command(topic: str, client: ServerConnection, as_json: bool) -> None:
     """Show the state of TOPIC: its head, its first record, counts and configuration."""
     # The request must not change the topic's priority.
     answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)

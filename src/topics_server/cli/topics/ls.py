@@ -8,7 +8,7 @@ from typing import Final
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.details import TopicDetails, age, fetched, jobs
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import format_options
@@ -29,7 +29,7 @@ class _Row(msgspec.Struct):
 @click.option("--prefix", default="", help="Only names that start with this.")
 @format_options
 @server_options
-def command(prefix: str, client: Client, as_json: bool) -> None:
+def command(prefix: str, client: ServerConnection, as_json: bool) -> None:
     """List topics.
 
     JSON output has the server's own rows. A table also has type, age of the last write and jobs of
@@ -46,7 +46,7 @@ def command(prefix: str, client: Client, as_json: bool) -> None:
     )
 
 
-def _cells(client: Client, row: _Row, has_details: bool) -> list[str] | None:
+def _cells(client: ServerConnection, row: _Row, has_details: bool) -> list[str] | None:
     """One line of the table; `None` for a topic that was removed since it was listed."""
     if not has_details:
         return [row.topic, "", f"{row.count:,}", size_text(row.bytes), "", "", ""]

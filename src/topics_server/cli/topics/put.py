@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import DURATION, SIZE, Amount
-from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.output import format_options, note, show_object
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -76,7 +76,7 @@ def config_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 @config_options
 @format_options
 @server_options
-def command(topic: str, client: Client, as_json: bool, **config: Any) -> None:
+def command(topic: str, client: ServerConnection, as_json: bool, **config: Any) -> None:
     """Create TOPIC, or replace its configuration.
 
     Options that you leave out take their defaults, also when the topic exists; only the type stays.

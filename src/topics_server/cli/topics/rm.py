@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, server_options, topic_path
+from topics_server.cli.connection import Failure, ServerConnection, server_options, topic_path
 from topics_server.cli.output import confirm, format_options, show_object
 
 
@@ -19,7 +19,7 @@ class _Answer(msgspec.Struct):
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options
-def command(topic: str, if_empty: bool, yes: bool, client: Client, as_json: bool) -> None:
+def command(topic: str, if_empty: bool, yes: bool, client: ServerConnection, as_json: bool) -> None:
     """Remove TOPIC and all its records for good."""
     confirm(f"Remove topic {topic} and all its records for good?", yes=yes)
     query = "?if_empty=true" if if_empty else ""

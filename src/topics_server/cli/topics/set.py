@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.output import format_options, note, show_object
 from topics_server.cli.topics.put import config_options, tell_config
 
@@ -29,7 +29,7 @@ class _Changed(msgspec.Struct):
 @format_options
 @server_options
 def command(
-    topic: str, defaults: tuple[str, ...], client: Client, as_json: bool, **config: Any
+    topic: str, defaults: tuple[str, ...], client: ServerConnection, as_json: bool, **config: Any
 ) -> None:
     """Change the named fields of TOPIC's configuration; all others stay as they are."""
     patch: dict[str, Any] = {name: value for name, value in config.items() if value is not None}

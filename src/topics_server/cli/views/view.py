@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, server_options, topic_path
+from topics_server.cli.connection import Failure, ServerConnection, server_options, topic_path
 from topics_server.cli.output import (
     confirm,
     format_options,
@@ -89,7 +89,7 @@ def put(
     latest_by_key: str | None,
     timeseries: str | None,
     sums: tuple[str, ...],
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Define the VIEW of TOPIC by an SQL FILE, or by one of the options.
@@ -126,7 +126,7 @@ def put(
 @click.argument("view")
 @format_options
 @server_options
-def get(topic: str, view: str, client: Client, as_json: bool) -> None:
+def get(topic: str, view: str, client: ServerConnection, as_json: bool) -> None:
     """Show the definition of a view and its progress."""
     show_object(client.call("GET", _path(topic, view), repeatable=True), as_json=as_json)
 
@@ -135,7 +135,7 @@ def get(topic: str, view: str, client: Client, as_json: bool) -> None:
 @click.argument("topic")
 @format_options
 @server_options
-def ls(topic: str, client: Client, as_json: bool) -> None:
+def ls(topic: str, client: ServerConnection, as_json: bool) -> None:
     """List the views of TOPIC."""
     answer = client.call("GET", f"{topic_path(topic)}/views", repeatable=True)
     if as_json:
@@ -175,7 +175,7 @@ def query(
     sql: str,
     params: tuple[str, ...],
     after: int | None,
-    client: Client,
+    client: ServerConnection,
     as_json: bool,
 ) -> None:
     """Print the rows of SQL, or of the named query of the view.
@@ -186,7 +186,7 @@ def query(
 
 
 def _asked(
-    client: Client,
+    client: ServerConnection,
     topic: str,
     view: str,
     sql: str,
@@ -235,7 +235,12 @@ def _shown(value: object) -> str:
 @format_options
 @server_options
 def watch(
-    topic: str, view: str, sql: str, params: tuple[str, ...], client: Client, as_json: bool
+    topic: str,
+    view: str,
+    sql: str,
+    params: tuple[str, ...],
+    client: ServerConnection,
+    as_json: bool,
 ) -> None:
     """Print the rows of a query, and again whenever they change, until Ctrl-C."""
     before: list[list[Any]] | None = None
@@ -254,7 +259,9 @@ def watch(
 @click.option("--skip", type=click.IntRange(min=1), metavar="SEQ", help="Skip this failing record.")
 @format_options
 @server_options
-def rebuild(topic: str, view: str, skip: int | None, client: Client, as_json: bool) -> None:
+def rebuild(
+    topic: str, view: str, skip: int | None, client: ServerConnection, as_json: bool
+) -> None:
     """Rebuild a view while the old one answers, or skip the record at which it stopped."""
     body = msgspec.json.encode({} if skip is None else {"skip": skip})
     show_object(client.call("POST", _path(topic, view, "rebuild"), body), as_json=as_json)
@@ -266,7 +273,7 @@ def rebuild(topic: str, view: str, skip: int | None, client: Client, as_json: bo
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options
-def rm(topic: str, view: str, yes: bool, client: Client, as_json: bool) -> None:
+def rm(topic: str, view: str, yes: bool, client: ServerConnection, as_json: bool) -> None:
     """Remove a view with what it computed; its topic stays."""
     confirm(f"Remove view {view} of {topic}?", yes=yes)
     answer = client.call("DELETE", _path(topic, view))

@@ -10,9 +10,8 @@ import httpx_sse
 
 from topics_server.client.effects import Effects
 from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
-from topics_server.client.following.blocking_live import LIVE_RETRY_MS
-from topics_server.client.following.live_events import LiveEvent, LivePosition, Option
-from topics_server.client.queue import (
+from topics_server.client.exchange import (
+    LIVE_RETRY_MS,
     SILENCE_MS,
     TIMEOUT_MS,
     headers,
@@ -20,6 +19,7 @@ from topics_server.client.queue import (
     unreachable,
     verified,
 )
+from topics_server.client.following.live_events import LiveEvent, LivePosition, Option
 from topics_server.client.retries import RetryPolicy
 
 

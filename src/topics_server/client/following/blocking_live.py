@@ -14,8 +14,8 @@ import httpx_sse
 
 from topics_server.client.effects import Effects
 from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
-from topics_server.client.following.live_events import LiveEvent, LivePosition, Option
-from topics_server.client.queue import (
+from topics_server.client.exchange import (
+    LIVE_RETRY_MS,
     SILENCE_MS,
     TIMEOUT_MS,
     headers,
@@ -23,10 +23,8 @@ from topics_server.client.queue import (
     unreachable,
     verified,
 )
+from topics_server.client.following.live_events import LiveEvent, LivePosition, Option
 from topics_server.client.retries import RetryPolicy
-
-# How long a server may be away.
-LIVE_RETRY_MS = 3_600_000
 
 
 def live(

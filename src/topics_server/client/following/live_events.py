@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -21,9 +22,12 @@ Option = str | int | float | bool | Sequence[Any] | None
 class LiveRecord(
     msgspec.Struct,
     frozen=True,
-    rename={"seq": "$seq", "ts": "$ts"} | {"tag": "$tag", "node": "$node"},
+    rename={name: f"${name}" for name in ("seq", "ts", "tag", "node", "encoding", "content_type")},
 ):
-    """One record; `ts` in ms since 1970."""
+    """One record; `ts` in ms since 1970.
+
+    `encoding` "base64": `data` has bytes of a stream, of this `content_type`.
+    """
 
     seq: int
     ts: int
@@ -31,6 +35,8 @@ class LiveRecord(
     tag: str | None = None
     node: str | None = None
     meta: Any = None
+    encoding: str | None = None
+    content_type: str | None = None
 
 
 class LiveEvent(msgspec.Struct, frozen=True):
@@ -39,7 +45,7 @@ class LiveEvent(msgspec.Struct, frozen=True):
     `kind`: `record`, `tombstone`, `caught-up`, `topic-created`, `topic-deleted`, `left-out` (the
     topics in `data` match, but the stream follows its maximum), or a later server's. `data`: its
     members as they were sent; `records` those of a `record`. `cursor`: where to go on behind the
-    event.
+    event, `cursor_before`: where it comes again.
     """
 
     kind: str
@@ -47,6 +53,7 @@ class LiveEvent(msgspec.Struct, frozen=True):
     data: dict[str, Any]
     cursor: str
     records: tuple[LiveRecord, ...] = ()
+    cursor_before: str = ""
 
     @property
     def gap(self) -> tuple[int, int, str] | None:
@@ -96,21 +103,37 @@ class LivePosition:
 
     def take(self, kind: str, payload: str, event_id: str) -> LiveEvent | None:
         """The event of a frame; None for a position alone. Raises `BadAnswer`."""
+        before = self.cursor or ""
         if event_id:
             self.cursor = event_id
         if not payload:
             return None
         try:
-            data = _MEMBERS.decode(payload)
+            data = _members(payload)
             if kind == "error":
                 if data.get("code") != _LEFT_OUT or "topics" not in data:
                     return None
                 kind = "left-out"
             records = data.get("records", ()) if kind == "record" else ()
             found = tuple(msgspec.convert(record, LiveRecord) for record in records)
-            return LiveEvent(kind, str(data.get("topic", "")), data, self.cursor or "", found)
+            topic = str(data.get("topic", ""))
+            return LiveEvent(kind, topic, data, self.cursor or "", found, before)
         except msgspec.MsgspecError as error:
             raise BadAnswer(f"an event of a live stream: {error}") from None
+
+
+def _members(payload: str) -> dict[str, Any]:
+    """The members of an event. A number beyond a float, like 1e400, is infinite."""
+    try:
+        return _MEMBERS.decode(payload)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            found = json.loads(payload)
+        except (ValueError, RecursionError):
+            raise error from None
+        return msgspec.convert(found, dict[str, Any])
 
 
 def _text(value: Any) -> str:

@@ -25,6 +25,13 @@ from topics_server.client.errors import (
     Undelivered,
     Unreachable,
 )
+from topics_server.client.exchange import (
+    CONNECT_MS,
+    TIMEOUT_MS,
+    headers,
+    unreachable,
+    verified,
+)
 from topics_server.client.producing.batches import (
     Outgoing,
     ProducerBatches,
@@ -34,7 +41,6 @@ from topics_server.client.producing.batches import (
 )
 from topics_server.client.producing.receipts import Receipt
 from topics_server.client.producing.targets import PRODUCER_CHARS_MAX, Target, Verdict, target
-from topics_server.client.queue import CONNECT_MS, TIMEOUT_MS, headers, unreachable, verified
 
 log = logging.getLogger("topics_server.client")
 

@@ -1,40 +1,32 @@
 """`AsyncViewClient`: one view of one server, for coroutines.
 
-Owns the HTTP connection only: requests are in `view_calls`, errors in `errors`. A query whose view
-does not process `after` in time, and a server that is away, are tried again for `patience_ms`.
+Requests are in `view_calls`, errors in `errors`. A query whose view does not process `after` in
+time, and a server that is away, are tried again for `patience_ms`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import httpx
 import httpx_sse
 
-from topics_server.client.calls import Call
+from topics_server.client.coroutine_client import CoroutineClient
 from topics_server.client.effects import Effects
 from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
-from topics_server.client.queue import (
-    JSON_BODY,
+from topics_server.client.exchange import (
     PATIENCE_MS,
     SILENCE_MS,
     TIMEOUT_MS,
-    answer_of,
-    headers,
     stream_error,
     unreachable,
-    verified,
 )
-from topics_server.client.retries import RetryPolicy
 from topics_server.client.viewing import view_calls
 from topics_server.client.viewing.view_calls import Defined, Params, QueryResult, ViewProgress
 
-T = TypeVar("T")
 
-
-class AsyncViewClient:
+class AsyncViewClient(CoroutineClient):
     """A view of a topic. The fields are those of `AsyncQueue`; `patience_ms` holds for all calls
     but `rebuild`.
     """
@@ -49,33 +41,14 @@ class AsyncViewClient:
         timeout_ms: int = TIMEOUT_MS,
         patience_ms: int = PATIENCE_MS,
         effects: Effects | None = None,
+        shared: CoroutineClient | None = None,
     ) -> None:
         self.place = view_calls.view_address(topic, view, url)
-        self._retry_for_ms = patience_ms
-        self._effects = effects or Effects()
-        self._timeout_s = timeout_ms / 1000
-        self._http = httpx.AsyncClient(
-            base_url=self.place.url,
-            headers=headers(token),
-            timeout=self._timeout_s,
-            trust_env=False,
-            verify=verified(self.place.url),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects, shared)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections; the same as `close`."""
+        await self.close()
 
     async def define(
         self,
@@ -90,7 +63,7 @@ class AsyncViewClient:
 
         Raises `InvalidRequest` for SQL that is wrong or not allowed.
         """
-        return await self._do(
+        return await self._patiently(
             view_calls.define(
                 self.place,
                 schema=schema,
@@ -114,11 +87,11 @@ class AsyncViewClient:
         With `after` they reflect that record and every record before it. Raises `Unavailable` with
         code `view_timeout` when the view does not get there within `patience_ms`.
         """
-        return await self._do(view_calls.query(self.place, sql, name, params, after))
+        return await self._patiently(view_calls.query(self.place, sql, name, params, after))
 
     async def stats(self) -> ViewProgress:
         """How far the view is, and why it stands still if it does."""
-        return await self._do(view_calls.progress(self.place))
+        return await self._patiently(view_calls.progress(self.place))
 
     async def rebuild(self, *, skip: int | None = None) -> ViewProgress:
         """Build the view anew; with `skip`, pass that record, at which it stands still."""
@@ -126,7 +99,7 @@ class AsyncViewClient:
 
     async def drop(self) -> bool:
         """Delete the view; whether it was there."""
-        return await self._do(view_calls.drop(self.place))
+        return await self._patiently(view_calls.drop(self.place))
 
     async def live(
         self, name: str, **params: str | int | float
@@ -154,27 +127,3 @@ class AsyncViewClient:
         except httpx.TransportError as error:
             raise unreachable(error, self.place.url) from None
         raise last
-
-    async def _do(self, call: Call[T]) -> T:
-        retries = RetryPolicy(self._retry_for_ms)
-        while True:
-            try:
-                return await self._once(call)
-            except ClientError as error:
-                pause_ms = retries.pause_ms(error, self._effects.chance())
-                if pause_ms is None:
-                    raise
-            await self._effects.sleep_ms(pause_ms)
-
-    async def _once(self, call: Call[T]) -> T:
-        try:
-            response = await self._http.request(
-                call.method,
-                call.path,
-                content=call.body,
-                headers=JSON_BODY if call.body is not None else None,
-                timeout=self._timeout_s + call.wait_ms / 1000,
-            )
-        except httpx.TransportError as error:
-            raise unreachable(error, self.place.url) from None
-        return answer_of(response, call)

@@ -15,7 +15,7 @@ import httpx_sse
 from topics_server.client.blocking_client import BlockingClient
 from topics_server.client.effects import Effects
 from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
-from topics_server.client.queue import (
+from topics_server.client.exchange import (
     PATIENCE_MS,
     SILENCE_MS,
     TIMEOUT_MS,
@@ -39,9 +39,10 @@ class ViewClient(BlockingClient):
         timeout_ms: int = TIMEOUT_MS,
         patience_ms: int = PATIENCE_MS,
         effects: Effects | None = None,
+        shared: BlockingClient | None = None,
     ) -> None:
         self.place = view_calls.view_address(topic, view, url)
-        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects)
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects, shared)
 
     def define(
         self,

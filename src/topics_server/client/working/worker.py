@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypedDict, TypeVar, cast
 
 from topics_server.client import calls
 from topics_server.client.addresses import checked_token
@@ -24,6 +24,21 @@ from topics_server.client.working.threads import Threads
 from topics_server.client.working.worker_run import Push, WorkerPlan, WorkerRun
 
 R = TypeVar("R")
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of a worker beside its queue and its server; see `worker`."""
+
+    concurrency: int
+    lease_ms: int | None
+    node: str | None
+    push: Push
+    backoff: Backoff
+    pauses: Backoff
+    grace_ms: int
+    effects: Effects | None
+
+
 Handler = Callable[[Job], R]
 GRACE_MS: Final = 20_000
 LEASE_MIN_MS: Final = 100

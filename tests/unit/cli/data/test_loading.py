@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.door import Door, Said, opened
-from topics_server.cli.connection import Client, Failure
+from topics_server.cli.connection import Failure, ServerConnection
 from topics_server.cli.data import loading
 from topics_server.cli.data.cutting import Cutter, Shape
 from topics_server.cli.data.lines import LineFile
@@ -44,7 +44,7 @@ def load_of(door: Door, folder: Path, retry_s: float) -> tuple[Loading, list[tup
     def tell(line: str) -> None:
         told.append((len(door.asked), line))
 
-    return Loading(Client(door.url), file, Cutter(Shape(), None), plan, tell), told
+    return Loading(ServerConnection(door.url), file, Cutter(Shape(), None), plan, tell), told
 
 
 def test_a_refusal_is_told_when_it_happens_and_once(door: Door, tmp_path: Path) -> None:

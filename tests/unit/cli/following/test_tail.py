@@ -7,11 +7,11 @@ import json
 from click.testing import CliRunner, Result
 
 from tests.unit.cli.scripted import RETRY, Script, frame, id_of, page, session
-from topics_server.cli.connection import Client
+from topics_server.cli.connection import ServerConnection
 from topics_server.cli.following import tail
 
 
-def run(client: Client, *words: str) -> Result:
+def run(client: ServerConnection, *words: str) -> Result:
     """Run the verb in this process."""
     return CliRunner().invoke(tail.command, ["--url", client.url, *words])
 
@@ -22,7 +22,7 @@ def gap(topic: str, reason: str, first: int, last: int) -> bytes:
     return frame("tombstone", id_of(**{topic: last}), topic=topic, reason=reason, **place)
 
 
-def test_what_is_asked_for(script: Script, client: Client) -> None:
+def test_what_is_asked_for(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)] * 4
     script.streams = [[RETRY, page(1, 1)]] * 4
     words = ("--node", "a", "--node", "b", "--strong", "--no-meta", "--tags")
@@ -45,7 +45,7 @@ def test_what_is_asked_for(script: Script, client: Client) -> None:
     ]
 
 
-def test_the_limit_cuts_inside_a_frame(script: Script, client: Client) -> None:
+def test_the_limit_cuts_inside_a_frame(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [[RETRY, page(1, 3), page(4, 9), b""]]
     ran = run(client, "t", "--limit", "5")
@@ -53,7 +53,9 @@ def test_the_limit_cuts_inside_a_frame(script: Script, client: Client) -> None:
     assert [json.loads(line)["$seq"] for line in ran.stdout.splitlines()] == [1, 2, 3, 4, 5]
 
 
-def test_losses_are_printed_for_people_and_for_scripts(script: Script, client: Client) -> None:
+def test_losses_are_printed_for_people_and_for_scripts(
+    script: Script, client: ServerConnection
+) -> None:
     script.posts = [session("wid_a", t=0)] * 2
     advice = frame("error", "", code=429, error="busy", retry_after_ms=1)
     frames = [gap("t", "cap", 1, 10), page(11, 11), gap("t", "recreated", 1, 0), advice, page(1, 1)]
@@ -74,7 +76,7 @@ def test_losses_are_printed_for_people_and_for_scripts(script: Script, client: C
     assert table.stderr.splitlines() == words
 
 
-def test_several_topics_are_named(script: Script, client: Client) -> None:
+def test_several_topics_are_named(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0, u=0)] * 2
     ids = {"t": 1, "u": 1}
     script.streams = [[RETRY, page(1, 1, "t", **ids), page(1, 1, "u", **ids)]] * 2
@@ -84,7 +86,7 @@ def test_several_topics_are_named(script: Script, client: Client) -> None:
     assert [line.split()[:2] for line in table.stdout.splitlines()] == [["t", "1"], ["u", "1"]]
 
 
-def test_the_end_of_the_last_topic_is_a_failure(script: Script, client: Client) -> None:
+def test_the_end_of_the_last_topic_is_a_failure(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     gone = frame("topic-deleted", id_of(t=3), topic="t", head_seq=3, reason="deleted")
     script.streams = [[RETRY, page(1, 3), gone, b""]]

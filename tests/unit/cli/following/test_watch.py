@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.unit.cli.scripted import RETRY, Script, frame, id_of, page, session
-from topics_server.cli.connection import Client
+from topics_server.cli.connection import ServerConnection
 from topics_server.cli.following import watch
 
 IDS = {"t": 3, "u": 0}
 
 
-def run(client: Client, *words: str) -> Result:
+def run(client: ServerConnection, *words: str) -> Result:
     """Run the verb in this process."""
     return CliRunner().invoke(watch.command, ["--url", client.url, *words])
 
@@ -31,7 +31,7 @@ def deleted(topic: str) -> bytes:
     return frame("topic-deleted", id_of(**IDS), topic=topic, head_seq=IDS[topic], reason="deleted")
 
 
-def test_frames_are_printed_as_they_came(script: Script, client: Client) -> None:
+def test_frames_are_printed_as_they_came(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     split = (
         b'id: x\nevent: record\ndata: {"topic":"t","from_seq":0,"to_seq":0,\ndata: "records":[]}'
@@ -58,7 +58,7 @@ def test_frames_are_printed_as_they_came(script: Script, client: Client) -> None
     ],
 )
 def test_it_ends_when_what_is_left_has_caught_up(
-    script: Script, client: Client, frames: list[bytes]
+    script: Script, client: ServerConnection, frames: list[bytes]
 ) -> None:
     script.posts = [session("wid_a", t=0, u=0)]
     script.streams = [[RETRY, *frames, b""]]
@@ -67,7 +67,7 @@ def test_it_ends_when_what_is_left_has_caught_up(
     assert len(ran.stdout.splitlines()) == len(frames)
 
 
-def test_nothing_left_is_a_failure(script: Script, client: Client) -> None:
+def test_nothing_left_is_a_failure(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0, u=0)]
     script.streams = [[RETRY, caught_up("u"), deleted("u"), deleted("t"), b""]]
     ran = run(client, "t", "u", "--until-caught-up")
@@ -75,7 +75,7 @@ def test_nothing_left_is_a_failure(script: Script, client: Client) -> None:
     assert "every topic is deleted" in ran.stderr
 
 
-def test_where_each_topic_begins(script: Script, client: Client) -> None:
+def test_where_each_topic_begins(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0, u=0, v=0)]
     script.streams = [[RETRY, deleted("t"), deleted("u"), frame("topic-deleted", "", topic="v")]]
     run(client, "t", "u=17", "v=tail", "--limit", "5", "--max-batch-bytes", "0", "--no-data")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.scripted import RETRY, Script, frame, id_of, page, refusal, session
-from topics_server.cli.connection import CallRefused, Client, ServerUnreachable
+from topics_server.cli.connection import CallRefused, ServerConnection, ServerUnreachable
 from topics_server.cli.following import watch_stream
 from topics_server.cli.following.watch_stream import (
     CaughtUpFrame,
@@ -29,7 +29,7 @@ from topics_server.cli.following.watch_stream import (
 )
 
 
-def follow(client: Client, *topics: str, **options: object) -> Iterator[Frame]:
+def follow(client: ServerConnection, *topics: str, **options: object) -> Iterator[Frame]:
     """Frames of these topics from the start."""
     return WatchFollower(client, {t: {"from_seq": 0} for t in topics or ("t",)}, options).frames()
 
@@ -51,7 +51,7 @@ def gets(script: Script) -> list[tuple[str, Any]]:
 
 
 def test_an_ended_stream_is_resumed_with_the_id_of_its_last_frame(
-    script: Script, client: Client
+    script: Script, client: ServerConnection
 ) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [[RETRY, page(1, 3), page(4, 5)], [RETRY, page(6, 9)]]
@@ -61,7 +61,7 @@ def test_an_ended_stream_is_resumed_with_the_id_of_its_last_frame(
 
 
 def test_a_position_without_records_is_where_the_next_stream_begins(
-    script: Script, client: Client
+    script: Script, client: ServerConnection
 ) -> None:
     script.posts = [session("wid_a", t=0), session("wid_b", t=90)]
     alone = f"id: {id_of(t=90)}\n: hb 1\n\n".encode()
@@ -71,7 +71,7 @@ def test_a_position_without_records_is_where_the_next_stream_begins(
     assert script.asked[0][2]["filter"] == "rare"
 
 
-def test_a_frame_that_was_cut_off_is_none(script: Script, client: Client) -> None:
+def test_a_frame_that_was_cut_off_is_none(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     whole = page(3, 4)
     cuts = range(1, len(whole) - 1, 7)
@@ -81,7 +81,7 @@ def test_a_frame_that_was_cut_off_is_none(script: Script, client: Client) -> Non
     assert [value for _, value in gets(script)[1:]] == [id_of(t=2)] * len(cuts)
 
 
-def test_what_comes_twice_is_handed_out_once(script: Script, client: Client) -> None:
+def test_what_comes_twice_is_handed_out_once(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [[RETRY, page(1, 5), page(3, 7), page(1, 4), page(8, 8)]]
     assert seqs(follow(client), 8) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -89,7 +89,7 @@ def test_what_comes_twice_is_handed_out_once(script: Script, client: Client) -> 
 
 @pytest.mark.parametrize("status", [404, 410])
 def test_a_session_that_is_gone_is_made_again_from_the_last_id(
-    script: Script, client: Client, status: int
+    script: Script, client: ServerConnection, status: int
 ) -> None:
     script.posts = [session("wid_a", t=0, u=4), session("wid_b", t=3, u=4)]
     last = id_of(t=3, u=4)
@@ -106,7 +106,7 @@ def test_a_session_that_is_gone_is_made_again_from_the_last_id(
 
 
 def test_a_tail_that_saw_nothing_yet_begins_where_it_was_opened(
-    script: Script, client: Client
+    script: Script, client: ServerConnection
 ) -> None:
     script.posts = [session("wid_a", t=41), session("wid_b", t=41)]
     script.streams = [[RETRY], refusal(404), [RETRY, page(42, 42)]]
@@ -120,7 +120,7 @@ def test_a_tail_that_saw_nothing_yet_begins_where_it_was_opened(
 
 @pytest.mark.parametrize("code", [409, 410])
 def test_an_error_frame_that_ends_the_session_makes_a_new_one(
-    script: Script, client: Client, code: int
+    script: Script, client: ServerConnection, code: int
 ) -> None:
     script.posts = [session("wid_a", t=0), session("wid_b", t=1)]
     error = frame("error", "", code=code, error="over")
@@ -129,7 +129,9 @@ def test_an_error_frame_that_ends_the_session_makes_a_new_one(
     assert gets(script)[1] == ("/v0/watch/wid_b", id_of(t=1))
 
 
-def test_a_slow_consumer_comes_back_to_its_session(script: Script, client: Client) -> None:
+def test_a_slow_consumer_comes_back_to_its_session(
+    script: Script, client: ServerConnection
+) -> None:
     script.posts = [session("wid_a", t=0)]
     error = frame("error", "", code=408, error="too slow", retry_after_ms=0)
     script.streams = [[RETRY, page(1, 1), error], [RETRY, page(2, 2)]]
@@ -137,7 +139,7 @@ def test_a_slow_consumer_comes_back_to_its_session(script: Script, client: Clien
     assert gets(script)[1] == ("/v0/watch/wid_a", id_of(t=1))
 
 
-def test_advice_leaves_the_stream_open(script: Script, client: Client) -> None:
+def test_advice_leaves_the_stream_open(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     advice = frame("error", "", code=429, error="slower", retry_after_ms=1500)
     script.streams = [[RETRY, page(1, 1), advice, page(2, 2)]]
@@ -147,7 +149,7 @@ def test_advice_leaves_the_stream_open(script: Script, client: Client) -> None:
 
 
 def test_a_silent_server_is_left_after_two_heartbeats(
-    script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+    script: Script, client: ServerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_stream, "SLACK_S", -1.9)  # 2 x 1 s - 1.9 s
     script.posts = [session("wid_a", t=0)]
@@ -156,7 +158,7 @@ def test_a_silent_server_is_left_after_two_heartbeats(
     assert gets(script)[1] == ("/v0/watch/wid_a", id_of(t=1))
 
 
-def test_busy_answers_are_waited_out(script: Script, client: Client) -> None:
+def test_busy_answers_are_waited_out(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0), refusal(503), refusal(429), session("wid_b", t=1)]
     script.streams = [
         [RETRY, page(1, 1)],
@@ -168,23 +170,25 @@ def test_busy_answers_are_waited_out(script: Script, client: Client) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
-def test_what_is_refused_for_good_ends_it(script: Script, client: Client, status: int) -> None:
+def test_what_is_refused_for_good_ends_it(
+    script: Script, client: ServerConnection, status: int
+) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [refusal(status, "no")]
     with pytest.raises(CallRefused, match="no: m"):
         list(follow(client))
 
 
-def test_what_is_wrong_at_first_is_the_callers(script: Script, client: Client) -> None:
+def test_what_is_wrong_at_first_is_the_callers(script: Script, client: ServerConnection) -> None:
     script.posts = [refusal(404, "topic_not_found"), refusal(503, "not_ready")]
     for code in ("topic_not_found", "not_ready"):
         with pytest.raises(CallRefused, match=code):
             next(follow(client))
     with pytest.raises(ServerUnreachable):
-        next(follow(Client("http://127.0.0.1:1")))
+        next(follow(ServerConnection("http://127.0.0.1:1")))
 
 
-def test_it_ends_when_every_topic_is_deleted(script: Script, client: Client) -> None:
+def test_it_ends_when_every_topic_is_deleted(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0, u=0)]
     gone_t = frame("topic-deleted", id_of(t=1, u=0), topic="t", head_seq=1, reason="deleted")
     gone_u = frame("topic-deleted", id_of(t=1, u=0), topic="u", head_seq=0, reason="deleted")
@@ -195,7 +199,7 @@ def test_it_ends_when_every_topic_is_deleted(script: Script, client: Client) -> 
 
 
 def test_topics_that_a_new_session_does_not_find_are_deleted(
-    script: Script, client: Client
+    script: Script, client: ServerConnection
 ) -> None:
     script.posts = [session("wid_a", t=0, u=0), session("wid_b", u=0), refusal(404)]
     script.streams = [
@@ -209,7 +213,7 @@ def test_topics_that_a_new_session_does_not_find_are_deleted(
     assert bodies[2:] == [TopicDeletedFrame("u")]
 
 
-def test_a_recreated_topic_is_read_from_its_start(script: Script, client: Client) -> None:
+def test_a_recreated_topic_is_read_from_its_start(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0, u=0)]
     gone = frame("topic-deleted", id_of(t=5, u=0), topic="t", head_seq=5, reason="deleted")
     place = {"gap_from": 1, "gap_to": 0, "earliest_seq": 1, "head_seq": 2}
@@ -218,28 +222,30 @@ def test_a_recreated_topic_is_read_from_its_start(script: Script, client: Client
     assert seqs(follow(client, "t", "u"), 6) == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6]
 
 
-def test_the_answer_of_another_server_is_told(script: Script, client: Client) -> None:
+def test_the_answer_of_another_server_is_told(script: Script, client: ServerConnection) -> None:
     script.posts = [(200, {"hello": 1})]
     with pytest.raises(CallRefused, match="the answer is not from a topics server"):
         next(follow(client))
 
 
 @pytest.mark.parametrize("data", ["{", '{"topic":1}', "[]"])
-def test_a_frame_that_is_no_frame_is_told(script: Script, client: Client, data: str) -> None:
+def test_a_frame_that_is_no_frame_is_told(
+    script: Script, client: ServerConnection, data: str
+) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [[RETRY, f"event: record\ndata: {data}\n\n".encode()]]
     with pytest.raises(CallRefused, match="a record frame"):
         next(follow(client))
 
 
-def test_frames_of_later_versions_pass(script: Script, client: Client) -> None:
+def test_frames_of_later_versions_pass(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [[RETRY, frame("news", id_of(t=7), any=1), page(8, 8)]]
     news = next(follow(client))
     assert (news.event, news.body, json.loads(news.payload)) == ("news", None, {"any": 1})
 
 
-def test_data_over_several_lines_is_one_value(script: Script, client: Client) -> None:
+def test_data_over_several_lines_is_one_value(script: Script, client: ServerConnection) -> None:
     script.posts = [session("wid_a", t=0)]
     text = b'event: record\ndata: {"topic":"t","from_seq":0,"to_seq":1,"records":[{"$seq":1,\n'
     script.streams = [[RETRY, text + b'data: "$ts":0,"data":"\xe2\x80\xa8\xc3\xa9"}]}\n\n']]

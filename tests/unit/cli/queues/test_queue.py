@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.unit.client.fake import FakeQueue, Refusal, serving
-from topics_server.cli.connection import Client
+from topics_server.cli.connection import ServerConnection
 from topics_server.cli.queues import queue, queue_board
 from topics_server.cli.queues.queue_board import Board, Snapshot
 
@@ -89,7 +89,7 @@ def test_plain_logs_are_left_out_or_refused(served: Served) -> None:
 def test_rates(served: Served, time: Time) -> None:
     url, fake = served
     fake.add(*range(10))
-    client = Client(url)
+    client = ServerConnection(url)
     board = Board(client, ["q"])
     assert board.look() == [Snapshot("q", 10, 0, 0, 0, 10, 10)]
     fake.add(*range(5))
@@ -109,7 +109,7 @@ def test_rates(served: Served, time: Time) -> None:
 def test_a_queue_of_the_same_name_begins_anew(served: Served, time: Time) -> None:
     url, fake = served
     fake.add(1, 2)
-    client = Client(url)
+    client = ServerConnection(url)
     board = Board(client, [])
     board.look()
     fake.jobs.clear()

@@ -1,6 +1,6 @@
 """Requests on the records and consumers of a topic as values: what to send, how to read the answer.
 
-Pure; `topic` performs them.
+Pure; `topic` and `async_topic` perform them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from topics_server.client.calls import Call, QueueAddress, reader
+from topics_server.client.values import plain
 
 
 class NewRecord(msgspec.Struct, frozen=True):
@@ -35,29 +36,44 @@ class AppendResult(msgspec.Struct, frozen=True):
 
 
 class StoredRecord(msgspec.Struct, frozen=True):
-    """A record of a topic; `raw` is its data as stored."""
+    """A record of a topic; `raw` and `raw_meta` are its data and meta as stored.
+
+    `encoding` "base64": the data has bytes of a stream, of this `content_type`.
+    """
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
     raw: msgspec.Raw = msgspec.field(name="data")
     tag: str | None = msgspec.field(name="$tag", default=None)
     node: str | None = msgspec.field(name="$node", default=None)
-    meta: dict[str, Any] = {}
+    raw_meta: msgspec.Raw = msgspec.field(name="meta", default=msgspec.Raw(b"{}"))
+    encoding: str | None = msgspec.field(name="$encoding", default=None)
+    content_type: str | None = msgspec.field(name="$content_type", default=None)
 
     @property
     def data(self) -> Any:
         """The data, decoded."""
-        return msgspec.json.decode(self.raw)
+        return plain(self.raw)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The small headers; empty if there are none."""
+        found: dict[str, Any] = plain(self.raw_meta)
+        return found
 
 
 class RecordsPage(msgspec.Struct, frozen=True):
-    """Records of a topic; `tombstone` reports lost ones before them."""
+    """Records of a topic; `tombstone` reports lost ones before them.
+
+    `epoch`: the topic's incarnation; another one after the topic was dropped and made again.
+    """
 
     records: list[StoredRecord]
     next_from_seq: int
     head_seq: int
     caught_up: bool
     tombstone: dict[str, Any] | None = None
+    epoch: int = 0
 
 
 class ConsumerPlace(msgspec.Struct, frozen=True):

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topics_server.client import topic_calls
 from topics_server.client.blocking_client import BlockingClient
 from topics_server.client.calls import place
 from topics_server.client.effects import Effects, new_key
-from topics_server.client.queue import PATIENCE_MS, TIMEOUT_MS
-from topics_server.client.topic_calls import AppendResult, ConsumerPlace, NewRecord, RecordsPage
+from topics_server.client.exchange import PATIENCE_MS, TIMEOUT_MS
+from topics_server.client.records import topic_calls
+from topics_server.client.records.topic_calls import (
+    AppendResult,
+    ConsumerPlace,
+    NewRecord,
+    RecordsPage,
+)
 
 
 class TopicClient(BlockingClient):
@@ -30,9 +35,10 @@ class TopicClient(BlockingClient):
         timeout_ms: int = TIMEOUT_MS,
         patience_ms: int = PATIENCE_MS,
         effects: Effects | None = None,
+        shared: BlockingClient | None = None,
     ) -> None:
         self.place = place(topic, url)
-        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects)
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects, shared)
 
     def append(
         self,

@@ -1,0 +1,359 @@
+"""`AsyncClient`: one server, for coroutines.
+
+The twin of `client.Client`: the same names, errors and patience. Iterators are asynchronous; close
+one that a loop left early (`contextlib.aclosing`), so that its position is saved at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
+
+from topics_server.client.addresses import checked_url
+from topics_server.client.calls import DEFAULT_URL, place
+from topics_server.client.coroutine_client import CoroutineClient
+from topics_server.client.effects import Effects, new_key
+from topics_server.client.errors import NotFound
+from topics_server.client.exchange import LIVE_RETRY_MS, PATIENCE_MS, TIMEOUT_MS
+from topics_server.client.following.async_live import live_async
+from topics_server.client.front import admin_calls
+from topics_server.client.front.admin_calls import TopicDescription
+from topics_server.client.front.cursors import SaveTurns
+from topics_server.client.front.items import LiveItem, PositionedItem, ReadItem, committed_seq
+from topics_server.client.front.plans import (
+    KeepPlan,
+    LiveOptions,
+    LivePlan,
+    ReadOptions,
+    ReadPlan,
+)
+from topics_server.client.producing.async_producer import AsyncIdempotentProducer, ProducerOptions
+from topics_server.client.queue import AsyncQueue
+from topics_server.client.records import topic_calls
+from topics_server.client.records.async_topic import AsyncTopicClient
+from topics_server.client.records.topic_calls import AppendResult, ConsumerPlace, NewRecord
+from topics_server.client.streaming.async_stream import AsyncDurableStream
+from topics_server.client.streaming.stream_requests import JSON
+from topics_server.client.viewing.async_view import AsyncViewClient
+from topics_server.client.working.worker import Handler, Worker, WorkerOptions, worker
+
+T = TypeVar("T", bound=PositionedItem)
+R = TypeVar("R")
+
+
+class AsyncClient(CoroutineClient):
+    """One server.
+
+        async with AsyncClient("http://127.0.0.1:4000") as client:
+            await client.append("orders", {"id": 7}, tag="paid")
+            async for item in client.read("orders"):
+                ...
+
+    `token`: the API key. `timeout_ms`: of one request. `patience_ms`: how long a request is tried
+    again when the server is away or throttles; the pauses have jitter and are never shorter than
+    the server asks for. Every method raises the kinds of `errors`. What the methods return (views,
+    queues, streams) uses the connections of this client.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        patience_ms: int = PATIENCE_MS,
+        effects: Effects | None = None,
+    ) -> None:
+        base = url or DEFAULT_URL
+        checked_url(base, DEFAULT_URL)
+        self.url = base.rstrip("/")
+        self._token = token
+        self._timeout_ms = timeout_ms
+        super().__init__(self.url, token, timeout_ms, patience_ms, effects)
+
+    # -- topics ----------------------------------------------------------------------------------
+
+    async def topics(self, prefix: str = "") -> AsyncGenerator[TopicDescription, None]:
+        """The topics whose names begin so, in name order."""
+        cursor: str | None = None
+        while True:
+            page = await self._patiently(admin_calls.list_topics(prefix, cursor))
+            for description in page.topics:
+                yield description
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def put_topic(self, topic: str, **config: Any) -> TopicDescription:
+        """Make a topic, or change its configuration: `put_topic("jobs", type="queue")`."""
+        return await self._patiently(admin_calls.put(place(topic, self.url), config))
+
+    async def topic(self, topic: str) -> TopicDescription:
+        """The state and the configuration of a topic. Raises `NotFound`."""
+        return await self._patiently(admin_calls.state(place(topic, self.url)))
+
+    async def drop_topic(self, topic: str) -> None:
+        """Drop a topic with all its records. Raises `NotFound`."""
+        await self._patiently(admin_calls.drop(place(topic, self.url)))
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Any request of the server; its JSON. A repeat must be harmless."""
+        return await self._patiently(admin_calls.any_call(method, path, body))
+
+    # -- records ---------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        topic: str,
+        data: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        if_: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+    ) -> AppendResult:
+        """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
+
+        A repeat after a lost answer stores nothing: each call has an idempotency key. Raises
+        `ConditionFailed` if somebody was faster.
+        """
+        record = NewRecord(data, tag, node, meta)
+        return await self.append_many(topic, [record], if_=if_, key=key, create=create)
+
+    async def append_many(
+        self,
+        topic: str,
+        records: Sequence[NewRecord],
+        *,
+        if_: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+    ) -> AppendResult:
+        """Append records with consecutive seqs, all of them or none."""
+        where = place(topic, self.url)
+        return await self._patiently(
+            topic_calls.append(where, records, if_=if_, key=key or new_key(), create=create)
+        )
+
+    async def delete(
+        self,
+        topic: str,
+        *,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        before_seq: int | None = None,
+    ) -> int:
+        """Delete the records that meet every given condition; their count."""
+        where = place(topic, self.url)
+        return await self._patiently(admin_calls.delete(where, tag, tag_prefix, before_seq))
+
+    def read(self, topic: str, **options: Unpack[ReadOptions]) -> AsyncGenerator[ReadItem, None]:
+        """The records and gaps of a topic, up to the head that it has when the reading begins.
+
+        A failure that passes is tried again from the same position. The options are those of
+        `ReadOptions`. An item is handled when the loop asks for the next one.
+        """
+        plan = ReadPlan.of(topic, self.url, options)
+        return self._kept(self._pages(plan), plan.keep, topic, plan.patience_ms)
+
+    def live(
+        self, topics: str | Sequence[str] = (), **options: Unpack[LiveOptions]
+    ) -> AsyncGenerator[LiveItem, None]:
+        """The records and gaps of topics, then new ones as they come, and news of the topics.
+
+        Ends only with an error: a refusal, or `Unreachable` once the server is away for
+        `patience_ms`. The options are those of `LiveOptions`. Topics need not exist.
+        """
+        plan = LivePlan.of(topics, LIVE_RETRY_MS, options)
+        name = plan.topics[0] if plan.topics else ""
+        return self._kept(self._events(plan), plan.keep, name, plan.patience_ms)
+
+    def tail(
+        self, topic: str, n: int = 10, **options: Unpack[LiveOptions]
+    ) -> AsyncGenerator[LiveItem, None]:
+        """The last `n` records, then new ones as they come; as `live`."""
+        start: LiveOptions = {"last": n} if n else {"tail": True}
+        return self.live(topic, **(start | options))
+
+    async def consumer(self, topic: str, name: str, start: int | str = "earliest") -> AsyncConsumer:
+        """Make a consumer at `earliest`, `head` or a seq, or find it where it is."""
+        await self._patiently(topic_calls.put_consumer(place(topic, self.url), name, start))
+        return AsyncConsumer(self, topic, name)
+
+    # -- views, queues, streams ------------------------------------------------------------------
+
+    def view(self, topic: str, view: str) -> AsyncViewClient:
+        """A view of a topic, which need not exist yet."""
+        return AsyncViewClient(
+            topic,
+            view,
+            url=self.url,
+            timeout_ms=self._timeout_ms,
+            patience_ms=self._retry_for_ms,
+            effects=self._effects,
+            shared=self,
+        )
+
+    def queue(
+        self, queue: str, *, create: bool | None = None, config: Mapping[str, Any] | None = None
+    ) -> AsyncQueue:
+        """A queue: enqueue, claim, ack; for `create` and `config` see `AsyncQueue`."""
+        return AsyncQueue(
+            queue,
+            url=self.url,
+            timeout_ms=self._timeout_ms,
+            patience_ms=self._retry_for_ms,
+            create=create,
+            config=config,
+            effects=self._effects,
+            shared=self,
+        )
+
+    def worker(
+        self, queue: str, **options: Unpack[WorkerOptions]
+    ) -> Callable[[Handler[R]], Worker[R]]:
+        """Make a function of one `Job` the worker of a queue; see `worker`."""
+        return worker(queue, url=self.url, token=self._token, **options)
+
+    def producer(
+        self, topic: str, producer: str, **options: Unpack[ProducerOptions]
+    ) -> AsyncIdempotentProducer:
+        """A producer that stores each record once and in order, over any number of batches."""
+        own: ProducerOptions = {"url": self.url, "token": self._token}
+        return AsyncIdempotentProducer(topic, producer, **(own | options))
+
+    def stream(self, path: str, content_type: str = JSON) -> AsyncDurableStream:
+        """A Durable Stream by its path, which need not exist yet."""
+        return AsyncDurableStream(
+            path,
+            content_type=content_type,
+            url=self.url,
+            timeout_ms=self._timeout_ms,
+            patience_ms=self._retry_for_ms,
+            effects=self._effects,
+            shared=self,
+        )
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _topic(self, topic: str) -> AsyncTopicClient:
+        return AsyncTopicClient(
+            topic,
+            url=self.url,
+            timeout_ms=self._timeout_ms,
+            patience_ms=self._retry_for_ms,
+            effects=self._effects,
+            shared=self,
+        )
+
+    async def _pages(self, plan: ReadPlan) -> AsyncGenerator[Sequence[ReadItem], None]:
+        pages = plan.reader(await _loaded(plan.keep))
+        while (call := pages.call()) is not None:
+            yield pages.take(await self._patiently(call, plan.patience_ms))
+
+    async def _events(self, plan: LivePlan) -> AsyncGenerator[Sequence[LiveItem], None]:
+        reader, topic = plan.begin(await _loaded(plan.keep))
+        query = plan.query
+        if topic is not None:
+            gaps, query = plan.behind_read(reader, await self._epoch(topic, plan.patience_ms))
+            yield gaps
+        events = live_async(
+            plan.topics,
+            prefix=plan.prefix,
+            cursor=reader.cursor,
+            url=self.url,
+            token=self._token,
+            patience_ms=plan.patience_ms,
+            effects=self._effects,
+            **query,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield reader.take(event)
+
+    async def _epoch(self, topic: str, patience_ms: int) -> int | None:
+        """The topic's incarnation; None: it does not exist."""
+        try:
+            found = await self._patiently(admin_calls.state(place(topic, self.url)), patience_ms)
+        except NotFound:
+            return None
+        return found.epoch
+
+    async def _kept(
+        self,
+        pages: AsyncGenerator[Sequence[T], None],
+        keep: KeepPlan,
+        topic: str,
+        patience_ms: int | None,
+    ) -> AsyncGenerator[T, None]:
+        """The items; positions of handled ones are saved or committed."""
+        turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, self._effects.now_ms())
+        async with contextlib.aclosing(pages):
+            try:
+                async for page in pages:
+                    last = len(page) - 1
+                    for index, item in enumerate(page):
+                        yield item
+                        now_ms = self._effects.now_ms()
+                        due = turns.handled(item, now_ms, is_last=index == last)
+                        await self._keep(due, keep, topic, patience_ms)
+            finally:
+                await self._keep(turns.rest(self._effects.now_ms()), keep, topic, patience_ms)
+
+    async def _keep(
+        self, item: PositionedItem | None, keep: KeepPlan, topic: str, patience_ms: int | None
+    ) -> None:
+        if item is None:
+            return
+        if keep.store is not None:
+            await asyncio.to_thread(keep.store.save, item.cursor)
+        seq = None if keep.consumer is None else committed_seq(item)
+        if keep.consumer is not None and seq is not None:
+            where = place(topic, self.url)
+            call = topic_calls.commit(where, keep.consumer, seq, rewind=False, if_seq=None)
+            await self._patiently(call, patience_ms)
+
+
+class AsyncConsumer:
+    """One consumer of a topic: a position that the server keeps (docs/CONSUMERS.md)."""
+
+    def __init__(self, client: AsyncClient, topic: str, name: str) -> None:
+        self.topic = topic
+        self.name = name
+        self._client = client
+        self._calls = client._topic(topic)
+
+    def read(self, **options: Unpack[ReadOptions]) -> AsyncGenerator[ReadItem, None]:
+        """The items behind the consumer up to the head; commits what the loop has handled."""
+        own: ReadOptions = {"consumer": self.name}
+        return self._client.read(self.topic, **(options | own))
+
+    def live(self, **options: Unpack[LiveOptions]) -> AsyncGenerator[LiveItem, None]:
+        """The items behind the consumer, then new ones; commits what the loop has handled."""
+        own: LiveOptions = {"consumer": self.name}
+        return self._client.live(self.topic, **(options | own))
+
+    async def place(self) -> ConsumerPlace:
+        """Where the consumer is, and its lag. Raises `NotFound`."""
+        return await self._calls.consumer(self.name)
+
+    async def commit(self, seq: int, *, if_seq: int | None = None) -> ConsumerPlace:
+        """Every record up to `seq` is finished; with `if_seq` only if the consumer is there."""
+        return await self._calls.commit(self.name, seq, if_seq=if_seq)
+
+    async def rewind(self, seq: int, *, if_seq: int | None = None) -> ConsumerPlace:
+        """Set the consumer back."""
+        return await self._calls.commit(self.name, seq, rewind=True, if_seq=if_seq)
+
+    async def delete(self) -> bool:
+        """Forget the consumer; whether there was one."""
+        return await self._calls.delete_consumer(self.name)
+
+
+async def _loaded(keep: KeepPlan) -> str | None:
+    """The cursor to begin at."""
+    return await asyncio.to_thread(keep.store.load) if keep.store is not None else keep.text

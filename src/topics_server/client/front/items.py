@@ -1,0 +1,134 @@
+"""What readers get: records, gaps, and news of topics. Pure.
+
+An item knows its position: a reader that has handled it goes on behind its `cursor`. A position is
+`{"topic", "seq", "epoch"}` behind an item of a read, and `{"id", "handled"}` behind one of a live
+stream: the id of the last event, and for a topic whose next event was handled in part the last seq.
+The JavaScript client has the same two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+
+
+class PositionedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item of a topic."""
+
+    topic: str
+    position: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def cursor(self) -> str:
+        """Where a reader goes on that has handled this item; a text to keep as it is."""
+        return msgspec.json.encode(self.position).decode()
+
+
+class RecordItem(PositionedItem, frozen=True, kw_only=True):
+    """A record. `ts_ms`: when it was committed, since 1970.
+
+    `encoding` "base64": `data` has bytes of a stream, of this `content_type`.
+    """
+
+    kind: ClassVar[str] = "record"
+    seq: int
+    ts_ms: int
+    data: Any = None
+    tag: str | None = None
+    node: str | None = None
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    encoding: str | None = None
+    content_type: str | None = None
+
+
+class GapItem(PositionedItem, frozen=True, kw_only=True):
+    """Records `from_seq` to `to_seq` are gone, because of `reason`; about `missed` of them.
+
+    Reasons are `cap`, `ttl`, `mixed`, `recreated`, `restart`, `damaged`, `source_trim`,
+    `from_seq_too_old`, or a later server's. After `recreated` the topic begins anew.
+    """
+
+    kind: ClassVar[str] = "gap"
+    from_seq: int
+    to_seq: int
+    reason: str
+    missed: int | None = None
+
+
+class CaughtUpItem(PositionedItem, frozen=True, kw_only=True):
+    """Everything up to `head_seq` was delivered; what follows is new."""
+
+    kind: ClassVar[str] = "caught-up"
+    head_seq: int
+
+
+class DeletedItem(PositionedItem, frozen=True, kw_only=True):
+    """The topic was deleted; if it is made again, a live stream goes on."""
+
+    kind: ClassVar[str] = "deleted"
+    head_seq: int
+
+
+class NoticeItem(PositionedItem, frozen=True, kw_only=True):
+    """Other news of a live stream: `name` is `topic-created`, `left-out`, or a later server's."""
+
+    kind: ClassVar[str] = "notice"
+    name: str
+    data: Mapping[str, Any]
+
+
+ReadItem: TypeAlias = RecordItem | GapItem
+LiveItem: TypeAlias = RecordItem | GapItem | CaughtUpItem | DeletedItem | NoticeItem
+
+
+class ReadCursor(msgspec.Struct, frozen=True):
+    """The position behind an item of a read."""
+
+    topic: str
+    seq: int
+    epoch: int | None = None
+
+
+class LiveCursor(msgspec.Struct, frozen=True):
+    """The position behind an item of a live stream."""
+
+    id: str
+    handled: dict[str, int] = {}
+
+
+def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
+    """The position in the text of a cursor. Raises `ValueError`."""
+    for kind in (ReadCursor, LiveCursor):
+        try:
+            found: ReadCursor | LiveCursor = msgspec.json.decode(text, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        return found
+    raise ValueError("this is not the cursor of an item")
+
+
+def gap_of(topic: str, tombstone: Mapping[str, Any], position: Mapping[str, Any]) -> GapItem:
+    """The gap that a tombstone tells."""
+    return GapItem(
+        topic=topic,
+        from_seq=tombstone["gap_from"],
+        to_seq=tombstone["gap_to"],
+        reason=tombstone["reason"],
+        missed=tombstone.get("missed_estimate"),
+        position=position,
+    )
+
+
+def recreated(topic: str, epoch: int | None) -> GapItem:
+    """The gap before the first record of a topic that was dropped and made again."""
+    position = {"topic": topic, "seq": 0, "epoch": epoch}
+    return GapItem(topic=topic, from_seq=1, to_seq=0, reason="recreated", position=position)
+
+
+def committed_seq(item: PositionedItem) -> int | None:
+    """The seq that a consumer commits behind an item; None for none."""
+    if isinstance(item, RecordItem):
+        return item.seq
+    return item.to_seq or None if isinstance(item, GapItem) else None

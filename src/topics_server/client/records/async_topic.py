@@ -1,0 +1,107 @@
+"""`AsyncTopicClient`: records and consumers of one topic, for coroutines.
+
+The twin of `topic.TopicClient`: the same calls, errors and patience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topics_server.client.calls import place
+from topics_server.client.coroutine_client import CoroutineClient
+from topics_server.client.effects import Effects, new_key
+from topics_server.client.exchange import PATIENCE_MS, TIMEOUT_MS
+from topics_server.client.records import topic_calls
+from topics_server.client.records.topic_calls import (
+    AppendResult,
+    ConsumerPlace,
+    NewRecord,
+    RecordsPage,
+)
+
+
+class AsyncTopicClient(CoroutineClient):
+    """A topic by name and `url`, or by its URL alone."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        patience_ms: int = PATIENCE_MS,
+        effects: Effects | None = None,
+        shared: CoroutineClient | None = None,
+    ) -> None:
+        self.place = place(topic, url)
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects, shared)
+
+    async def append(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        if_: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+    ) -> AppendResult:
+        """Append one record; with `if_` only if that condition holds (`docs/CONDITIONS.md`)."""
+        record = NewRecord(data, tag, node, meta)
+        return await self.append_many([record], if_=if_, key=key, create=create)
+
+    async def append_many(
+        self,
+        records: Sequence[NewRecord],
+        *,
+        if_: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+    ) -> AppendResult:
+        """Append records with consecutive seqs, all of them or none."""
+        return await self._patiently(
+            topic_calls.append(self.place, records, if_=if_, key=key or new_key(), create=create)
+        )
+
+    async def read(
+        self,
+        from_seq: int | None = None,
+        *,
+        limit: int | None = None,
+        filter_: Any = None,
+        consumer: str | None = None,
+        ack: str | None = None,
+        wait_ms: int = 0,
+    ) -> RecordsPage:
+        """The records behind `from_seq`, or behind the consumer's seq."""
+        fields = {
+            "from_seq": from_seq,
+            "limit": limit,
+            "filter": filter_,
+            "consumer": consumer,
+            "ack": ack,
+        }
+        return await self._patiently(topic_calls.read(self.place, fields, wait_ms))
+
+    async def put_consumer(self, consumer: str, start: int | str = "earliest") -> ConsumerPlace:
+        """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is."""
+        return await self._patiently(topic_calls.put_consumer(self.place, consumer, start))
+
+    async def consumer(self, consumer: str) -> ConsumerPlace:
+        """Where a consumer is; raises `NotFound`."""
+        return await self._patiently(topic_calls.get_consumer(self.place, consumer))
+
+    async def commit(
+        self, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+    ) -> ConsumerPlace:
+        """Commit a seq: every record up to it is finished."""
+        return await self._patiently(
+            topic_calls.commit(self.place, consumer, seq, rewind=rewind, if_seq=if_seq)
+        )
+
+    async def delete_consumer(self, consumer: str) -> bool:
+        """Forget a consumer; whether there was one."""
+        return await self._patiently(topic_calls.delete_consumer(self.place, consumer))

@@ -1,0 +1,6 @@
+"""Durable Streams: create, append, read, follow, close.
+
+- `async_stream`: `AsyncDurableStream`: one stream, for coroutines.
+- `durable_stream`: `DurableStream`: the same without an event loop.
+- `stream_requests`: requests of a stream as values, and what they answer.
+"""

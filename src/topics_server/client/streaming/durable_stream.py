@@ -1,0 +1,92 @@
+"""`DurableStream`: one stream of one server, without an event loop.
+
+The blocking twin of `async_stream.AsyncDurableStream`: the same calls, errors and patience. Threads
+may share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from topics_server.client.blocking_client import BlockingClient
+from topics_server.client.effects import Effects, new_key
+from topics_server.client.errors import Refused
+from topics_server.client.exchange import LIVE_RETRY_MS, PATIENCE_MS, TIMEOUT_MS
+from topics_server.client.streaming import stream_requests
+from topics_server.client.streaming.stream_requests import (
+    JSON,
+    StreamChunk,
+    StreamEnd,
+    StreamGap,
+    StreamReader,
+)
+
+
+class DurableStream(BlockingClient):
+    """A stream by its path below `/v1/stream/`.
+
+    A stream of `application/json` has messages, which are JSON values; any other stream has bytes.
+    Appends are safe to repeat: each has an idempotency key.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        content_type: str = JSON,
+        url: str | None = None,
+        token: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        patience_ms: int = PATIENCE_MS,
+        effects: Effects | None = None,
+        shared: BlockingClient | None = None,
+    ) -> None:
+        self.place = stream_requests.stream_address(path, content_type, url)
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects, shared)
+
+    def create(self, *messages: Any, ttl_s: int | None = None, closed: bool = False) -> StreamEnd:
+        """Make the stream with these first messages; one that exists as asked for stays."""
+        return self._patiently(stream_requests.create(self.place, messages, ttl_s, closed=closed))
+
+    def append(self, *messages: Any, key: str | None = None, close: bool = False) -> StreamEnd:
+        """Append messages, all or none, and close the stream if asked to.
+
+        Raises `NotFound` for a stream that does not exist, `Refused` with the code `stream_closed`
+        for one that is closed.
+        """
+        return self._patiently(
+            stream_requests.append(self.place, messages, key or new_key(), close=close)
+        )
+
+    def end(self) -> StreamEnd:
+        """Where the stream ends."""
+        return self._patiently(stream_requests.end(self.place))
+
+    def read(self, cursor: str | None = None) -> Generator[StreamChunk | StreamGap, None, None]:
+        """The pages from a cursor, or the beginning, to the end that the stream has then."""
+        return self._read(cursor, is_live=False)
+
+    def live(self, cursor: str | None = None) -> Generator[StreamChunk | StreamGap, None, None]:
+        """The pages from a cursor, or the beginning, and new ones, until the stream is closed.
+
+        The server may be away for an hour.
+        """
+        return self._read(cursor, is_live=True)
+
+    def delete(self) -> None:
+        """Delete the stream."""
+        self._patiently(stream_requests.delete(self.place))
+
+    def _read(
+        self, cursor: str | None, *, is_live: bool
+    ) -> Generator[StreamChunk | StreamGap, None, None]:
+        patience_ms = LIVE_RETRY_MS if is_live else None
+        reader = StreamReader(self.place, cursor, is_live=is_live)
+        reader.starts_at(self.end())
+        while (call := reader.call()) is not None:
+            try:
+                pages = reader.take(self._patiently(call, patience_ms))
+            except Refused as error:
+                pages = reader.lost(error)
+            yield from pages

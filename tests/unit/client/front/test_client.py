@@ -1,0 +1,98 @@
+"""`Client` and `AsyncClient` are twins: the same names, options and results; so are their parts.
+
+`tests/contract/clients` runs both against a server.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_type_hints
+
+import pytest
+
+import topics_server.client
+from topics_server.client import (
+    AsyncClient,
+    AsyncConsumer,
+    AsyncDurableStream,
+    AsyncIdempotentProducer,
+    AsyncQueue,
+    AsyncTopicClient,
+    AsyncViewClient,
+    Client,
+    Consumer,
+    DurableStream,
+    IdempotentProducer,
+    Queue,
+    TopicClient,
+    ViewClient,
+)
+
+TWINS = [
+    (Client, AsyncClient),
+    (Consumer, AsyncConsumer),
+    (DurableStream, AsyncDurableStream),
+    (IdempotentProducer, AsyncIdempotentProducer),
+    (Queue, AsyncQueue),
+    (TopicClient, AsyncTopicClient),
+    (ViewClient, AsyncViewClient),
+]
+# Names that only one of two twins has, and why.
+ALONE = {
+    "work": "jobs as a stream: `worker` uses it",
+    "aclose": "the name that `AsyncViewClient` had for `close`",
+}
+# Options that only coroutines have, because `worker` uses them.
+OPTIONS_ALONE = {"AsyncQueue.extend": {"no_more", "timeout_ms"}}
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") or name == "__init__"
+    }
+
+
+@pytest.mark.parametrize(("blocking", "awaited"), TWINS)
+def test_twins_have_the_same_names_and_options(blocking: type, awaited: type) -> None:
+    plain, other = public(blocking), public(awaited)
+    assert plain.keys() == other.keys() - ALONE.keys()
+    for name, method in plain.items():
+        more = OPTIONS_ALONE.get(f"{awaited.__name__}.{name}", set())
+        mine = inspect.signature(method).parameters
+        theirs = inspect.signature(other[name]).parameters
+        assert list(mine) == [key for key in theirs if key not in more], name
+        for key, parameter in mine.items():
+            assert parameter.kind == theirs[key].kind, (name, key)
+            assert parameter.default == theirs[key].default, (name, key)
+
+
+@pytest.mark.parametrize(("blocking", "awaited"), TWINS)
+def test_what_blocks_is_awaited_or_iterated(blocking: type, awaited: type) -> None:
+    """Where one twin returns at once, so does the other."""
+    for name, method in public(blocking).items():
+        if name == "__init__":
+            continue
+        result = str(get_type_hints(method)["return"])
+        other = public(awaited)[name]
+        if "Generator[" in result:
+            assert "AsyncGenerator[" in str(get_type_hints(other)["return"]), name
+        else:
+            is_at_once = name in {"view", "queue", "worker", "producer", "stream"}
+            assert inspect.iscoroutinefunction(other) is not is_at_once, name
+
+
+def test_every_name_is_exported_once_and_exists() -> None:
+    names = topics_server.client.__all__
+    assert len(names) == len(set(names))
+    for name in names:
+        assert hasattr(topics_server.client, name)
+
+
+def test_a_wrong_address_is_refused_at_once() -> None:
+    for url in ("localhost:4000", "http://user:pass@host", "ftp://host"):
+        with pytest.raises(ValueError, match="URL"):
+            Client(url)
+    with pytest.raises(ValueError, match="token"):
+        Client(token="a b")
