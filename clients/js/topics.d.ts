@@ -153,8 +153,14 @@ export interface ReadOptions extends FollowOptions {
 }
 
 export interface LiveOptions extends FollowOptions {
-  /** Begin at the head instead of `from`. */
+  /** Begin at the head. */
   tail?: boolean;
+  /** Begin with the last so many records of each topic. */
+  last?: number;
+  /** Begin with the records of this time: milliseconds since 1970, RFC 3339, or a duration before now (`"10m"`). */
+  since?: number | string;
+  /** A filter of docs/READS.md, such as `["tag", "Glob", "order:*"]`. */
+  filter?: Json;
   /** Wait for a topic that does not exist yet. */
   wait?: boolean;
   /** `strong`: records only once they are synced. */

@@ -117,10 +117,7 @@ function linked(signal) {
 
 /** Keeps a cursor in the browser: `localStorage`, or a storage with the same methods. */
 export function webStore(name, storage = globalThis.localStorage) {
-  return {
-    async load() { return storage.getItem(name) ?? undefined; },
-    async save(cursor) { storage.setItem(name, cursor); },
-  };
+  return { load: async () => storage.getItem(name) ?? undefined, save: async (cursor) => storage.setItem(name, cursor) };
 }
 
 /** Keeps a cursor in a file (Node): written beside it, synced and renamed. */
@@ -210,7 +207,8 @@ class FrameReader {
     if (line === "") {
       const frame = this.#frame;
       this.#frame = { event: "", id: undefined, data: [] };
-      return frame.data.length ? { ...frame, data: frame.data.join("\n") } : undefined;
+      const data = frame.data.length ? frame.data.join("\n") : undefined;
+      return data !== undefined || frame.id !== undefined ? { ...frame, data } : undefined; // an id alone is a position
     }
     const colon = line.indexOf(":");
     const name = colon < 0 ? line : line.slice(0, colon);
@@ -232,8 +230,7 @@ function parsedCursor(text) {
   if (text === undefined || text === null) return undefined;
   let position;
   try { position = JSON.parse(text); } catch { /* told below */ }
-  const kinds = [position?.id, position?.from, position?.seq];
-  if (kinds.every((value) => value === undefined)) throw new TypeError("this is no cursor of an item");
+  if ([position?.id, position?.from, position?.seq].every((value) => value === undefined)) throw new TypeError("this is no cursor of an item");
   return position;
 }
 
@@ -370,10 +367,13 @@ export class Topics {
 
   /** The items of topics from a position on, and then as they come; ends when every topic is deleted, else never. */
   live(topics, options = {}) {
-    checkKeys(options, [...COMMON, "consistency", "shared", "tail", "wait"], "live");
+    checkKeys(options, [...COMMON, "consistency", "filter", "last", "shared", "since", "tail", "wait"], "live");
     const names = typeof topics === "string" ? [topics] : [...topics];
     if (options.shared && names.length !== 1) throw new TypeError("a shared live follows one topic");
     if (names.length !== 1 && options.from !== undefined) throw new TypeError("from is for one topic");
+    const starts = ["from", "last", "since", "tail"].filter((name) => options[name]);
+    if (starts.length > 1) throw new TypeError(`${starts[0]} and ${starts[1]} are two starts; give one`);
+    if (options.shared && starts.some((name) => name !== "from")) throw new TypeError("a shared live begins at from");
     const items = options.shared ? this.#shared(names[0], options) : this.#stream(names, options);
     return saved(items, options.store, options.saveEveryMs ?? SAVE_EVERY_MS);
   }
@@ -383,18 +383,18 @@ export class Topics {
     const place = parsedCursor(options.cursor ?? await options.store?.load()) ?? {};
     const backoff = new Backoff(500, 15_000, this.#random);
     const left = new Set(names);
-    let session, leftMs = patienceMs;
+    let route, leftMs = patienceMs;
     for (;;) {
       let failure, openedAt;
       const { controller, unlink } = linked(signal);
       try {
-        if (!session) {
-          const opened = await this.#openSession(names, options, place);
-          if (opened.gap) yield opened.gap;
-          session = opened.url;
+        if (!route) {
+          const start = await this.#start(names, options, place);
+          if (start.gap) yield start.gap;
+          ({ route } = start);
         }
         openedAt = performance.now();
-        for await (const frame of this.#frames(session, place.id, controller, options)) {
+        for await (const frame of this.#frames(route, place.id, controller, options)) {
           // A frame that opens every stream proves nothing: only what moves the position counts.
           for (const item of itemsOf(frame, place)) {
             if (item.kind !== "caught-up") { backoff.reset(); leftMs = patienceMs; }
@@ -413,9 +413,7 @@ export class Topics {
         controller.abort();
         unlink();
       }
-      const isGone = failure instanceof Refused && (failure.status === 410 || (failure.status === 404 && failure.code === "not_found"));
-      if (isGone && session) session = undefined;
-      else if (!passes(failure)) throw failure;
+      if (!passes(failure)) throw failure;
       if (openedAt !== undefined && performance.now() - openedAt > HEARTBEAT_MS) { backoff.reset(); leftMs = patienceMs; }
       const waitMs = backoff.nextMs(failure);
       if (waitMs > leftMs) throw failure;
@@ -425,38 +423,28 @@ export class Topics {
     }
   }
 
-  async #openSession(names, options, place) {
-    const { signal, node, limit, includeMeta, includeTags = true, includeData, consistency, tail, wait } = options;
-    const begin = (name) => {
-      if (place.from?.[name] !== undefined) return { from_seq: place.from[name] };
-      if (place.topic === name) return { from_seq: place.seq };
-      return tail ? { tail } : { from_seq: options.from ?? 0 };
-    };
-    const open = () => this.#once("/v0/watch", "POST", JSON.stringify({
-      topics: Object.fromEntries(names.map((name) => [name, begin(name)])), cursor: place.id, node, limit, consistency, wait,
-      include_meta: includeMeta, include_tags: includeTags, include_data: includeData, heartbeat_ms: HEARTBEAT_MS }), signal);
-    let answer = await open(), gap;
-    if (place.epoch !== undefined) {
-      // A cursor of `read` names an incarnation, and a session does not: it is compared once the session is open.
-      const { topic } = place;
-      const state = await this.#once(path(topic), "GET", undefined, signal);
-      if (state.epoch !== place.epoch) {
-        place.seq = 0;
-        answer = await open();
-        gap = gapItem(topic, RECREATED, { from: { [topic]: 0 } });
-      }
+  // The stream's address; it stays the same, and the id of the last frame says where to go on. Without `wait` the
+  // topics must exist. A cursor of `read` names an incarnation of its topic, and the address does not: it is compared.
+  async #start(names, options, place) {
+    const { signal, wait, tail, last, since } = options;
+    if (place.topic !== undefined && (names.length > 1 || place.topic !== names[0])) throw new TypeError(`this is a cursor of a read of ${place.topic}`);
+    if (names.length > 1 && Object.values(place.from ?? {}).some(Boolean)) throw new TypeError("this is a cursor of an older client; begin anew");
+    const absent = (error) => { if (wait && error.code === "topic_not_found") return {}; throw error; };
+    const state = (name) => this.#once(`${path(name)}?touch=false`, "GET", undefined, signal).catch(absent);
+    const isRead = place.epoch !== undefined;
+    const states = place.id === undefined && (isRead || !wait) ? await Promise.all(names.map(state)) : [];
+    let gap, from = place.seq ?? place.from?.[names[0]] ?? options.from;
+    if (isRead && states[0].epoch !== place.epoch) {
+      from = 0;
+      gap = gapItem(names[0], RECREATED, { topic: names[0], seq: 0, epoch: states[0].epoch });
     }
-    // Until the first frame the position is where the session starts.
-    if (place.id === undefined) place.from = Object.fromEntries(names.map((name) => [name, answer.topics[name]?.from_seq ?? 0]));
-    delete place.topic;
-    delete place.seq;
-    delete place.epoch;
-    return { url: answer.stream_url, gap };
+    for (const member of ["topic", "seq", "epoch", "from"]) delete place[member];
+    const begin = from !== undefined && names.length === 1 ? { from_seq: from } : { tail: tail || undefined, last, since };
+    return { gap, route: liveRoute(names, begin, options) };
   }
 
   async *#frames(route, lastId, controller, { isOpen }) {
-    const headers = { accept: "text/event-stream" };
-    if (lastId !== undefined) headers["last-event-id"] = lastId;
+    const headers = { accept: "text/event-stream", ...(lastId !== undefined && { "last-event-id": lastId }) };
     const dead = () => controller.abort(new Unreachable(`nothing came for ${QUIET_MS / 1000} s`));
     const within = async (promise) => {
       const timer = setTimeout(dead, QUIET_MS);
@@ -477,7 +465,7 @@ export class Topics {
     for (;;) {
       const { value, done } = await within(body.read());
       if (done) return;
-      for (const frame of frames.read(decoder.decode(value, { stream: true }))) yield { ...frame, value: JSON.parse(frame.data) };
+      for (const frame of frames.read(decoder.decode(value, { stream: true }))) yield frame.data === undefined ? frame : { ...frame, value: JSON.parse(frame.data) };
     }
   }
 
@@ -537,6 +525,20 @@ export class Topics {
   }
 }
 
+// Leaves out the records of `node` beside what `filter` leaves out.
+function filterOf({ filter, node }) {
+  const others = node === undefined ? undefined : ["Not", ["node", "In", [node].flat()]];
+  return filter !== undefined && others ? ["And", filter, others] : filter ?? others;
+}
+
+function liveRoute(names, begin, options) {
+  const filter = filterOf(options);
+  const query = { topics: names.length > 1 ? names.join(",") : undefined, ...begin, filter: filter && JSON.stringify(filter), limit: options.limit, consistency: options.consistency, include_meta: options.includeMeta,
+    include_tags: options.includeTags, include_data: options.includeData, heartbeat_ms: HEARTBEAT_MS };
+  const words = Object.entries(query).filter(([, value]) => value !== undefined);
+  return `${query.topics ? "/v0/live" : `${path(names[0])}/live`}?${new URLSearchParams(words)}`;
+}
+
 async function readPosition(topic, { cursor, store, from = 0 }) {
   const place = parsedCursor(cursor ?? await store?.load());
   if (place === undefined) return { seq: from, epoch: undefined };
@@ -544,14 +546,15 @@ async function readPosition(topic, { cursor, store, from = 0 }) {
   return { seq: place.seq, epoch: place.epoch };
 }
 
-// The items of a frame. `place` is the position: the id of the last frame (before the first one: where each topic
-// begins), and for topics whose next frame was handled in part, the last seq that was handled.
+// The items of a frame. `place` is the position: the id of the last frame, and for topics whose next frame was
+// handled in part, the last seq that was handled. The server sends an id before anything else.
 function* itemsOf({ event, id, value }, place) {
+  if (value === undefined) { place.id = id; return; }
   const { topic } = value;
   const handled = place.handled?.[topic] ?? 0;
   const { [topic]: _, ...others } = place.handled ?? {};
   const moveTo = (isHandled) => {
-    if (id !== undefined) { place.id = id; delete place.from; }
+    if (id !== undefined) place.id = id;
     place.handled = isHandled ? others : place.handled;
     if (place.handled && Object.keys(place.handled).length === 0) delete place.handled;
     return { ...place };
@@ -581,7 +584,6 @@ function* itemsOf({ event, id, value }, place) {
 function streamError(frame) {
   const { code, error, retry_after_ms: waitMs = 0 } = frame.value;
   if (code === 429) return undefined;
-  if (code === 410) return new Refused(410, "not_found", error);
   return new Unreachable(`the server ended the stream: ${error} (${code})${waitMs ? `, again in ${waitMs} ms` : ""}`);
 }
 

@@ -13,7 +13,9 @@ const stream = (...chunks) => new Response(new ReadableStream({
     controller.close();
   },
 }), { headers: { "content-type": "text/event-stream" } });
-const opened = (...names) => json({ stream_url: "/v0/watch/wid_1", topics: Object.fromEntries(names.map((name) => [name, { from_seq: 0 }])) });
+// The states of topics, which are asked for once before a stream.
+const states = (...names) => names.map((topic) => json({ topic, epoch: 1 }));
+const idAlone = (id) => `id: ${id}\n\n`;
 
 // A client whose server gives these answers in order, and what it asked and how long it paused.
 function faked(answers, options = {}) {
@@ -93,18 +95,20 @@ test("a call without an answer ends in time", async () => {
 });
 
 test("a server that ends every stream behind its first frame is asked less and less often", async () => {
-  const answers = [opened("t"), ...Array.from({ length: 12 }, () => () => stream("retry: 2000\n\n", frame("caught-up", { topic: "t", head_seq: 0 }, "a")))];
+  const answers = [...states("t"), ...Array.from({ length: 12 }, () => () => stream("retry: 2000\n\n", frame("caught-up", { topic: "t", head_seq: 0 }, "a")))];
   const { topics, asked, pauses } = faked([...answers, refused(401, "unauthorized")]);
   await assert.rejects(collected(topics.live("t")), { code: "unauthorized" });
   assert.deepEqual(pauses, [375, 750, 1500, 3000, 6000, ...Array(7).fill(11_250)]);
-  assert.equal(asked.filter((request) => request.method === "POST").length, 1);
+  assert.equal(asked.filter((request) => !request.url.includes("/live")).length, 1);
+  assert.equal(asked[1].url, "http://faked/prefix/v0/topics/t/live?heartbeat_ms=15000");
   assert.equal(asked[1].headers["last-event-id"], undefined);
   assert.equal(asked[2].headers["last-event-id"], "a");
+  assert.equal(new Set(asked.slice(1).map((request) => request.url)).size, 1);
 });
 
 test("records begin the pauses anew", async () => {
   const piece = (seq) => () => stream(frame("record", records("t", seq - 1, seq), `id${seq}`));
-  const { topics, asked, pauses } = faked([opened("t"), new TypeError("down"), new TypeError("down"), piece(1), piece(2), piece(3), refused(403, "forbidden")]);
+  const { topics, asked, pauses } = faked([...states("t"), new TypeError("down"), new TypeError("down"), piece(1), piece(2), piece(3), refused(403, "forbidden")]);
   const items = [];
   await assert.rejects((async () => { for await (const item of topics.live("t")) items.push(item); })(), { code: "forbidden" });
   assert.deepEqual(items.map((item) => item.seq), [1, 2, 3]);
@@ -113,7 +117,7 @@ test("records begin the pauses anew", async () => {
 });
 
 test("a live gives up when its patience is over without an item", async () => {
-  const { topics } = faked([opened("t"), ...Array.from({ length: 50 }, () => () => stream(frame("caught-up", { topic: "t", head_seq: 0 }, "a")))]);
+  const { topics } = faked([...states("t"), ...Array.from({ length: 50 }, () => () => stream(frame("caught-up", { topic: "t", head_seq: 0 }, "a")))]);
   await assert.rejects(collected(topics.live("t", { patienceMs: 5_000 })), Unreachable);
 });
 
@@ -123,36 +127,60 @@ test("frames are read from any pieces: cut characters, long lines, comments, sev
     const bytes = new TextEncoder().encode(text.replaceAll("\n", breaks));
     const chunks = [];
     for (let at = 0; at < bytes.length; at += size) chunks.push(bytes.slice(at, at + size));
-    const { topics } = faked([opened("t"), stream(...chunks)]);
+    const { topics } = faked([...states("t"), stream(...chunks)]);
     const [item] = await collected(topics.live("t"), 1);
     assert.equal(item.data, `é😀${"y".repeat(5000)}`);
     assert.equal(item.cursor, JSON.stringify({ id: "x" }));
   }
 });
 
-test("a session that is gone is opened again from the last frame", async () => {
-  const { topics, asked } = faked([opened("t"), stream(frame("record", records("t", 0, 1), "one")), refused(404, "not_found"), opened("t"),
-    stream(frame("error", { code: 410, error: "the session has ended" })), opened("t"), stream(frame("record", records("t", 1, 2), "two"))]);
-  const items = await collected(topics.live("t"), 2);
-  assert.deepEqual(items.map((item) => item.seq), [1, 2]);
-  const posts = asked.filter((request) => request.method === "POST").map((request) => request.body.cursor);
-  assert.deepEqual(posts, [undefined, "one", "one"]);
+test("an id alone is a position, and a stream goes on behind the last one", async () => {
+  const { topics, asked } = faked([...states("t"), stream("retry: 2000\n\n", idAlone("start")), stream(idAlone("skipped")), stream(frame("record", records("t", 0, 1, 2), "two")), refused(403)]);
+  const items = [];
+  await assert.rejects((async () => { for await (const item of topics.live("t")) items.push(item); })(), { status: 403 });
+  assert.deepEqual(asked.slice(1).map((request) => request.headers["last-event-id"]), [undefined, "start", "skipped", "two"]);
+  assert.deepEqual(items.map((item) => JSON.parse(item.cursor)), [{ id: "skipped", handled: { t: 1 } }, { id: "two" }]);
+  const again = faked([stream(frame("record", records("t", 0, 1, 2), "two"))]);
+  assert.deepEqual((await collected(again.topics.live("t", { cursor: items[0].cursor }), 1)).map((item) => item.seq), [2]);
+  assert.equal(again.asked[0].headers["last-event-id"], "skipped");
 });
 
-test("a topic that is gone when the session is opened again is told", async () => {
-  const { topics } = faked([opened("t"), stream(), refused(404, "not_found"), refused(404, "topic_not_found")]);
+test("a topic that does not exist is refused, or waited for", async () => {
+  const { topics } = faked([refused(404, "topic_not_found")]);
   await assert.rejects(collected(topics.live("t")), { code: "topic_not_found" });
+  const waiting = faked([stream(frame("record", records("t", 0, 1), "x"))]);
+  assert.equal((await collected(waiting.topics.live("t", { wait: true }), 1))[0].seq, 1);
+  const anew = faked([refused(404, "topic_not_found"), stream(frame("record", records("t", 0, 1), "x"))]);
+  const cursor = JSON.stringify({ topic: "t", seq: 7, epoch: 1 });
+  assert.deepEqual((await collected(anew.topics.live("t", { cursor, wait: true }), 2)).map((item) => item.reason ?? item.seq), ["recreated", 1]);
+});
+
+test("the address of a stream has its start, its filter and its members", async () => {
+  const path = async (topics, options) => {
+    const { topics: client, asked } = faked([refused(403)]);
+    await assert.rejects(collected(client.live(topics, { wait: true, ...options })), { status: 403 });
+    const { pathname, searchParams } = new URL(asked[0].url);
+    return [pathname.replace("/prefix", ""), Object.fromEntries(searchParams)];
+  };
+  const heartbeat_ms = "15000";
+  assert.deepEqual(await path("a b", { from: 7 }), ["/v0/topics/a%20b/live", { from_seq: "7", heartbeat_ms }]);
+  assert.deepEqual(await path(["a", "b"], { since: "10m", limit: 5, includeMeta: false }), ["/v0/live", { topics: "a,b", since: "10m", limit: "5", include_meta: "false", heartbeat_ms }]);
+  assert.deepEqual(await path("t", { last: 3, filter: "paid" }), ["/v0/topics/t/live", { last: "3", filter: '"paid"', heartbeat_ms }]);
+  assert.deepEqual(await path("t", { tail: true, node: "me" }), ["/v0/topics/t/live", { tail: "true", filter: '["Not",["node","In",["me"]]]', heartbeat_ms }]);
+  assert.deepEqual(await path("t", { filter: "paid", node: ["a", "b"] }), ["/v0/topics/t/live", { filter: '["And","paid",["Not",["node","In",["a","b"]]]]', heartbeat_ms }]);
+  assert.deepEqual(await path("t", { cursor: JSON.stringify({ from: { t: 4 } }) }), ["/v0/topics/t/live", { from_seq: "4", heartbeat_ms }]);
 });
 
 test("a cursor inside a frame goes on behind its record, beside other topics too", async () => {
   const both = () => stream(frame("record", records("b", 0, 1), "b1"), frame("record", records("a", 0, 1, 2, 3), "a3"), frame("record", records("b", 1, 2), "b2"));
-  const first = faked([opened("a", "b"), both()]);
+  const first = faked([...states("a", "b"), both()]);
   const items = await collected(first.topics.live(["a", "b"]), 3);
   assert.deepEqual(items.map((item) => `${item.topic}${item.seq}`), ["b1", "a1", "a2"]);
   // The server sends the frame behind `b1` again, and that of the other topic may come first.
-  const again = faked([opened("a", "b"), stream(frame("record", records("b", 1, 2), "x"), frame("record", records("a", 0, 1, 2, 3), "y"))]);
+  const again = faked([stream(frame("record", records("b", 1, 2), "x"), frame("record", records("a", 0, 1, 2, 3), "y"))]);
   const rest = await collected(again.topics.live(["a", "b"], { cursor: items[2].cursor }), 2);
-  assert.equal(again.asked[0].body.cursor, "b1");
+  assert.equal(again.asked[0].headers["last-event-id"], "b1");
+  assert.equal(again.asked[0].url, "http://faked/prefix/v0/live?topics=a%2Cb&heartbeat_ms=15000");
   assert.deepEqual(rest.map((item) => `${item.topic}${item.seq}`), ["b2", "a3"]);
   assert.deepEqual(JSON.parse(rest[0].cursor), { id: "x", handled: { a: 2 } });
   assert.deepEqual(JSON.parse(rest[1].cursor), { id: "y" });
@@ -160,22 +188,22 @@ test("a cursor inside a frame goes on behind its record, beside other topics too
 
 test("gaps are items; one that only covers what was handled is none", async () => {
   const gap = { topic: "t", gap_from: 2, gap_to: 5, reason: "cap", missed_estimate: 4 };
-  const told = faked([opened("t"), stream(frame("tombstone", gap, "g"))]);
+  const told = faked([...states("t"), stream(frame("tombstone", gap, "g"))]);
   const [item] = await collected(told.topics.live("t"), 1);
   assert.deepEqual({ ...item }, { kind: "gap", topic: "t", from: 2, to: 5, reason: "cap", missed: 4 });
   const cursor = JSON.stringify({ id: "a", handled: { t: 5 } });
-  const known = faked([opened("t"), stream(frame("tombstone", gap, "g"), frame("record", records("t", 5, 6), "h"))]);
+  const known = faked([stream(frame("tombstone", gap, "g"), frame("record", records("t", 5, 6), "h"))]);
   assert.deepEqual((await collected(known.topics.live("t", { cursor }), 1)).map((item) => item.seq), [6]);
-  const partly = faked([opened("t"), stream(frame("tombstone", { ...gap, gap_to: 9 }, "g"))]);
+  const partly = faked([stream(frame("tombstone", { ...gap, gap_to: 9 }, "g"))]);
   const [rest] = await collected(partly.topics.live("t", { cursor }), 1);
   assert.deepEqual([rest.from, rest.to], [6, 9]);
-  const anew = faked([opened("t"), stream(frame("tombstone", { topic: "t", gap_from: 1, gap_to: 0, reason: "recreated" }, "g"), frame("record", records("t", 0, 1), "h"))]);
+  const anew = faked([stream(frame("tombstone", { topic: "t", gap_from: 1, gap_to: 0, reason: "recreated" }, "g"), frame("record", records("t", 0, 1), "h"))]);
   assert.deepEqual((await collected(anew.topics.live("t", { cursor }), 2)).map((item) => item.reason ?? item.seq), ["recreated", 1]);
 });
 
 test("a live ends when all its topics are deleted", async () => {
   const gone = (topic, id) => frame("topic-deleted", { topic, head_seq: 1, reason: "deleted" }, id);
-  const { topics } = faked([opened("a", "b"), stream(gone("a", "1"), gone("b", "2"))]);
+  const { topics } = faked([...states("a", "b"), stream(gone("a", "1"), gone("b", "2"))]);
   assert.deepEqual((await collected(topics.live(["a", "b"]))).map((item) => item.kind), ["deleted", "deleted"]);
 });
 
@@ -186,10 +214,11 @@ test("a read of another incarnation begins anew behind a gap", async () => {
   assert.deepEqual(items.map((item) => item.reason ?? item.seq), ["recreated", 1, 2]);
   assert.deepEqual(asked.map((request) => request.body.from_seq), [7, 0]);
   assert.equal(items[2].cursor, JSON.stringify({ topic: "t", seq: 2, epoch: 2 }));
-  const live = faked([opened("t"), json({ epoch: 2 }), opened("t"), stream(frame("record", records("t", 0, 1), "x"))]);
+  const live = faked([json({ epoch: 2 }), stream(frame("record", records("t", 0, 1), "x"))]);
   const followed = await collected(live.topics.live("t", { cursor: JSON.stringify({ topic: "t", seq: 7, epoch: 1 }) }), 2);
   assert.deepEqual(followed.map((item) => item.reason ?? item.seq), ["recreated", 1]);
-  assert.deepEqual(live.asked.filter((request) => request.method === "POST").map((request) => request.body.topics.t.from_seq), [7, 0]);
+  assert.match(live.asked[1].url, /live\?from_seq=0&/);
+  assert.equal(followed[0].cursor, JSON.stringify({ topic: "t", seq: 0, epoch: 2 }));
 });
 
 test("a read ends at the head that it began with", async () => {
@@ -217,6 +246,11 @@ test("wrong options and cursors are refused before anything is sent", async () =
   assert.throws(() => topics.read("t", { form: 3 }), /no option "form"/);
   assert.throws(() => topics.live(["a", "b"], { shared: true }), TypeError);
   assert.throws(() => topics.live(["a", "b"], { from: 1 }), TypeError);
+  assert.throws(() => topics.live("t", { from: 1, last: 2 }), /two starts/);
+  assert.throws(() => topics.live("t", { shared: true, last: 2 }), TypeError);
+  for (const cursor of [{ topic: "other", seq: 1 }, { topic: "a", seq: 1 }, { from: { a: 1, b: 2 } }]) {
+    await assert.rejects(collected(topics.live(["a", "b"], { cursor: JSON.stringify(cursor) })), TypeError);
+  }
   await assert.rejects(collected(topics.read("t", { cursor: "garbage" })), TypeError);
   await assert.rejects(collected(topics.read("t", { cursor: JSON.stringify({ topic: "other", seq: 1 }) })), TypeError);
   assert.equal(asked.length, 0);
