@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser.chromium import Browser, Page
-from tests.contract.driver import Server, good
+from tests.contract.driver import ROOT, Server, good
 
+FOLDER: Final = ROOT / "src" / "topics_server" / "console"
+SCRIPT: Final = "<img src=x onerror='window.ran = true'><script>window.ran = true</script>"
+RIGHT_TO_LEFT: Final = "\u202eevil\u202c שלום עולם"
+LONG: Final = "x" * 1_000_000
 # JavaScript: the text that the page shows.
 TEXT: Final = "document.getElementById('main').innerText"
 # The folder that the tests write screenshots to; without it they take none.
