@@ -302,7 +302,8 @@ class AsyncClient(CoroutineClient):
                         due = turns.handled(item, now_ms, is_last=index == last)
                         await self._keep(due, keep, topic, patience_ms)
             finally:
-                await self._keep(turns.rest(self._effects.now_ms()), keep, topic, patience_ms)
+                # Not for an hour: the reader itself may have ended because the server is away.
+                await self._keep(turns.rest(self._effects.now_ms()), keep, topic, None)
 
     async def _keep(
         self, item: PositionedItem | None, keep: KeepPlan, topic: str, patience_ms: int | None

@@ -300,7 +300,8 @@ class Client(BlockingClient):
                         due = turns.handled(item, now_ms, is_last=index == last)
                         self._keep(due, keep, topic, patience_ms)
             finally:
-                self._keep(turns.rest(blocking_now_ms()), keep, topic, patience_ms)
+                # Not for an hour: the reader itself may have ended because the server is away.
+                self._keep(turns.rest(blocking_now_ms()), keep, topic, None)
 
     def _keep(
         self, item: PositionedItem | None, keep: KeepPlan, topic: str, patience_ms: int | None
