@@ -42,6 +42,7 @@ OWNERS: dict[str, dict[str, str]] = {
     "time": {
         "runtime.clock": "the only wall and monotonic time",
         "wal.fs": "the wait for a lock that its last holder is giving up",
+        "client.effects": CLIENT,
     },
     "random": {"runtime.clock": "the only chance", "client.effects": CLIENT},
     "secrets": {"runtime.clock": "random ids", "client.effects": CLIENT},
@@ -56,6 +57,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "views.workers.apply_worker": "the niceness of the helper process and its lock",
         "views.workers.query_worker": "the niceness of the helper process",
         "client.effects": CLIENT,
+        "client.front.cursors": CLIENT,
         "cli.queues.work": "the environment of a worker's command",
         "__main__": "the standard streams, before anything else is opened",
         "auth.key_file": "the mode of the file that holds the keys",

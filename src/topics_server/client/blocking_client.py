@@ -44,7 +44,7 @@ class BlockingClient:
         self._effects = effects or Effects()
         self._timeout_s = timeout_ms / 1000
         self._is_owner = shared is None
-        self._http = (
+        self._http: httpx.Client = (
             shared._http
             if shared is not None
             else httpx.Client(

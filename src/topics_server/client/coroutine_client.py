@@ -43,7 +43,7 @@ class CoroutineClient:
         self._effects = effects or Effects()
         self._timeout_s = timeout_ms / 1000
         self._is_owner = shared is None
-        self._http = (
+        self._http: httpx.AsyncClient = (
             shared._http
             if shared is not None
             else httpx.AsyncClient(

@@ -30,7 +30,7 @@ class OnLoop:
             result = found(*args, **kwargs)
             if inspect.iscoroutine(result):
                 result = self._loop.run_until_complete(result)
-            if inspect.isasyncgen(result):
+            if isinstance(result, AsyncGenerator):
                 return self._iterate(result)
             is_ours = type(result).__name__.startswith("Async")
             return OnLoop(result, self._loop) if is_ours else result

@@ -69,6 +69,12 @@ class Crowd:
             self.errors.append(error)
             raise
 
+    def wait_for(self, count: int) -> None:
+        """Wait until so many records are acknowledged, or an error reached a role."""
+        eventually(
+            lambda: bool(self.errors) or len(self.written) >= count, f"{count} records", WITHIN_S
+        )
+
     def write(self, client: Any) -> None:
         while not self.is_over.is_set():
             client.append("events", len(self.written) + 1)
@@ -142,12 +148,7 @@ def test_nothing_reaches_user_code_over_kills(tmp_path: Path, cycles: int, kind:
         thread.start()
     try:
         for _ in range(cycles):
-            wanted = len(crowd.written) + BETWEEN
-            eventually(
-                lambda wanted=wanted: crowd.errors or len(crowd.written) >= wanted,  # type: ignore[misc]
-                f"{wanted} records",
-                WITHIN_S,
-            )
+            crowd.wait_for(len(crowd.written) + BETWEEN)
             server.crash()
     finally:
         crowd.is_over.set()

@@ -126,8 +126,6 @@ def _members(payload: str) -> dict[str, Any]:
     """The members of an event. A number beyond a float, like 1e400, is infinite."""
     try:
         return _MEMBERS.decode(payload)
-    except msgspec.ValidationError:
-        raise
     except msgspec.DecodeError as error:
         try:
             found = json.loads(payload)

@@ -1,4 +1,4 @@
-"""Requests on topics as values: list, configure, drop, delete records. Pure."""
+"""Requests on topics as values: list, configure, drop, delete records. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items of a live stream's events. Pure.
+"""The items of a live stream's events. No I/O.
 
 An event of many records is handled record by record. Between them the position is the id before the
 event, and the seq that was handled last: the server sends the event again, and its handled records
@@ -92,14 +92,14 @@ def _position(cursor: str, handled: Mapping[str, int]) -> dict[str, Any]:
 
 def _is_old(event: LiveEvent, handled: int) -> bool:
     """Whether a tombstone covers only records that were handled: they are no loss."""
-    return event.data["reason"] != "recreated" and event.data["gap_to"] <= handled
+    return event.data["reason"] != "recreated" and int(event.data["gap_to"]) <= handled
 
 
 def _gap(event: LiveEvent, handled: int, after: Mapping[str, Any]) -> GapItem:
-    told = dict(event.data)
-    if told["reason"] != "recreated":
-        told["gap_from"] = max(told["gap_from"], handled + 1)
-    return gap_of(event.topic, told, after)
+    tombstone = dict(event.data)
+    if tombstone["reason"] != "recreated":
+        tombstone["gap_from"] = max(tombstone["gap_from"], handled + 1)
+    return gap_of(event.topic, tombstone, after)
 
 
 def _item(topic: str, record: LiveRecord, position: Mapping[str, Any]) -> RecordItem:

@@ -100,13 +100,14 @@ class LiveCursor(msgspec.Struct, frozen=True):
 
 def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
     """The position in the text of a cursor. Raises `ValueError`."""
-    for kind in (ReadCursor, LiveCursor):
-        try:
-            found: ReadCursor | LiveCursor = msgspec.json.decode(text, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        return found
-    raise ValueError("this is not the cursor of an item")
+    try:
+        return msgspec.json.decode(text, type=ReadCursor)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        return msgspec.json.decode(text, type=LiveCursor)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ValueError("this is not the cursor of an item") from None
 
 
 def gap_of(topic: str, tombstone: Mapping[str, Any], position: Mapping[str, Any]) -> GapItem:

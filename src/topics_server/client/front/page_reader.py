@@ -1,4 +1,4 @@
-"""The pages of a read, and their items. Pure.
+"""The pages of a read, and their items. No I/O.
 
 `PageReader` is the state between two pages: the driver sends `call()` until it is None, and gives
 each answer to `take`. A page of another incarnation of the topic than the position's is a gap.
@@ -60,17 +60,17 @@ class PageReader:
     def take(self, page: RecordsPage) -> list[ReadItem]:
         """The items of a page."""
         topic, epoch = self._where.name, page.epoch
-        is_told = page.tombstone is not None and page.tombstone["reason"] == "recreated"
-        if self._epoch not in (None, epoch) and not is_told:
+        is_announced = page.tombstone is not None and page.tombstone["reason"] == "recreated"
+        if self._epoch not in (None, epoch) and not is_announced:
             self._seq, self._epoch, self._end = 0, epoch, None
             return [recreated(topic, epoch)]
         items: list[ReadItem] = []
         if page.tombstone is not None:
-            seq = 0 if is_told else page.tombstone["gap_to"]
+            seq = 0 if is_announced else page.tombstone["gap_to"]
             items.append(gap_of(topic, page.tombstone, self._position(seq, epoch)))
         items += [self._item(record, epoch) for record in page.records]
         self._seq, self._epoch = page.next_from_seq, epoch
-        if self._end is None or is_told:
+        if self._end is None or is_announced:
             self._end = page.head_seq
         self._is_done = page.caught_up or self._seq >= self._end
         return items

@@ -1,4 +1,4 @@
-"""The options of a read and of a live stream, checked. Pure."""
+"""The options of a read and of a live stream, checked. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of a Durable Stream as values, and what they answer. Pure.
+"""Requests of a Durable Stream as values, and what they answer. No I/O.
 
 `durable_stream` and `async_stream` perform a `Call`. `StreamReader` is the state between two
 requests of a reader. A reader asks by long-polls: each answer is one page, for byte streams too.
