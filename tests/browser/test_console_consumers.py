@@ -127,7 +127,7 @@ def test_a_commit_that_comes_too_late_is_told(browser: Browser, server: Server) 
         shows_toast(page, "Nothing moved: billing is at 90 already.")
         act(page, "Commit billing")
         fill(page, seq="101")
-        shows_toast(page, "101")
+        shows_toast(page, "above the topic's head, 100")
         assert seq_of(server, "billing") == 90
 
 
