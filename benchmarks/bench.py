@@ -10,7 +10,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -90,7 +90,7 @@ class Bench:
 
     # -- load -----------------------------------------------------------------------------------
 
-    def requests(self, name: str, requests: Sequence[bytes]) -> Path:
+    def requests(self, name: str, requests: Iterable[bytes]) -> Path:
         """The path of a request file in the scratch folder."""
         return write_requests(self.folder / f"{name}.requests", requests)
 

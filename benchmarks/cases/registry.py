@@ -8,6 +8,7 @@ from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
 from benchmarks.cases.compared.builds import builds
 from benchmarks.cases.compared.redis import redis
+from benchmarks.cases.finding import find
 from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_topics import many_topics, pauses
@@ -41,6 +42,8 @@ STORE_CASES: dict[str, Case] = {
     "memory": memory,
     "redis": redis,
 }
+
+FIND_CASES: dict[str, Case] = {"find": find}
 
 LIVE_CASES: dict[str, Case] = {
     "fanout": fanout,
@@ -82,6 +85,7 @@ STREAM_CASES: dict[str, Case] = {
 
 CASES = (
     STORE_CASES
+    | FIND_CASES
     | LIVE_CASES
     | QUEUE_CASES
     | LEASE_CASES

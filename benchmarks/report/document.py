@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks.cases.registry import (
+    FIND_CASES,
     LEASE_CASES,
     LIVE_CASES,
     OPERATE_CASES,
@@ -26,6 +27,7 @@ from benchmarks.report.terminal import bar_text, spread
 
 PAGES: dict[str, tuple[str, Collection[str]]] = {
     "store": ("Appends, reads, recovery, memory", STORE_CASES),
+    "finding": ("Finding and deciding", FIND_CASES),
     "watching": ("Watching", LIVE_CASES),
     "queues": ("Queues", QUEUE_CASES),
     "leases": ("Many jobs and leases", LEASE_CASES),

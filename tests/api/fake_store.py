@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from topics_server.engine.answers import (
     Appended,
     BackwardPage,
@@ -36,7 +38,14 @@ from topics_server.engine.topic.writes.condition import (
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import make_block
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig, TopicType
+from topics_server.values.model import (
+    ConsumerHold,
+    Durability,
+    ProducerStamp,
+    TagMatch,
+    TopicConfig,
+    TopicType,
+)
 
 T = TypeVar("T")
 
@@ -230,7 +239,11 @@ class FakeStore:
         return Deleted(count, earliest, topic.head_seq, len(kept), 10 * len(kept), 0.1, 0.2)
 
     async def put_consumer(
-        self, name: str, consumer: str, from_seq: int | None
+        self,
+        name: str,
+        consumer: str,
+        from_seq: int | None,
+        hold: ConsumerHold | UnsetType | None = UNSET,
     ) -> tuple[ConsumerState, bool]:
         topic = self._topic(name)
         created = consumer not in topic.consumers
@@ -265,9 +278,9 @@ class FakeStore:
         shown = [self.consumer(name, each) for each in names[:page_size]]
         return shown, shown[-1].consumer if len(names) > page_size else None
 
-    def consumer_lags(self) -> list[tuple[str, str, int]]:
+    def consumer_lags(self) -> list[tuple[str, str, int, int]]:
         return [
-            (name, consumer, topic.head_seq - seq)
+            (name, consumer, topic.head_seq - seq, 0)
             for name, topic in self.topics.items()
             for consumer, seq in topic.consumers.items()
         ]

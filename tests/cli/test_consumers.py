@@ -30,3 +30,16 @@ def test_a_consumer_is_made_committed_listed_and_removed(
     ran = topics("consumer", "get", topic, "mid")
     assert (ran.code, ran.message.partition(":")[0]) == (1, "consumer_not_found")
     assert topics("consumer", "put", topic, "x", "--head", "--from-seq", "1").code == 2
+
+
+def test_a_hold_is_given_changed_and_ended(topics: Topics, topic: str, api: Api) -> None:
+    api.put(topic, {"cap_records": 2})
+    hold = ("--hold-records", "4", "--hold-bytes", "1MiB")
+    made = topics.good("consumer", "put", topic, "billing", *hold).value
+    assert made["hold"] == {"max_records": 4, "max_bytes": 1 << 20}
+    api.add(topic, *range(6))
+    assert topics.good("consumer", "get", topic, "billing").value["held_records"] == 2
+    assert topics.good("consumer", "put", topic, "billing").value["hold"] == made["hold"]
+    assert topics.good("consumer", "put", topic, "billing", "--no-hold").value["hold"] is None
+    for wrong in (hold[:2], hold[2:], (*hold, "--no-hold"), ("--hold-records", "0", *hold[2:])):
+        assert topics("consumer", "put", topic, "billing", *wrong).code == 2

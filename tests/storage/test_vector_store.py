@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.driver import Server, good
+from tests.vectors.consumer_part import holds_of
 from tests.vectors.stored import (
     NODE,
     STATE_FIELDS,
@@ -96,6 +97,8 @@ async def test_stored_sessions_stand_where_their_streams_left_them(
             assert json.loads(session.filter or "null") == json.loads(
                 stored.filters.get(wid, "null")
             )
+            assert list(session.prefixes) == stored.prefixes.get(wid, [])
+            assert dict(session.acks) == stored.acks.get(wid, {})
 
 
 @pytest.mark.anyio
@@ -270,3 +273,5 @@ async def test_stored_consumers_are_where_they_were(stored: Expected, tmp_path: 
             for topic, consumers in stored.consumers.items():
                 found = await http.get(f"/v0/topics/{topic}/consumers")
                 assert consumers_of(found.json()) == consumers
+                if topic in stored.holds:
+                    assert holds_of(found.json()) == stored.holds[topic]

@@ -1,7 +1,7 @@
 """Makes a golden data directory: drives a real server over HTTP, kills it twice, and copies its
 files.
 
-    .venv/bin/python -m tests.vectors.make_store store-v17
+    .venv/bin/python -m tests.vectors.make_store store-v18
 
 Vectors are only added and never made again: every later server must read what a released server
 wrote, and a regenerated vector proves nothing. So the program refuses an existing folder.
@@ -23,7 +23,8 @@ nacks, in a snapshot, in the journal and in dead letters, and a session that wai
 topic. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here: it was killed).
 From v11 on views: definitions in a snapshot and in the journal, one changed, one deleted. From v16
 on consumers: in a snapshot, moved and deleted in the journal, and made there. From v17 on sessions
-with a filter: in the newest snapshot, moved since, and in the journal's tail.
+with a filter: in the newest snapshot, moved since, and in the journal's tail. From v18 on holds of
+consumers and sessions with prefixes, see `consumer_part`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ import httpx_sse
 import msgspec
 
 from tests.contract.driver import Api, Server, eventually, good
+from tests.vectors.consumer_part import (
+    CLASSES,
+    HOLDING,
+    LATE,
+    committing,
+    first_consumers,
+    growing,
+    holds_of,
+    last_consumers,
+)
 from tests.vectors.stored import (
     BOOT_ID,
     NODE,
@@ -80,7 +91,6 @@ ROUTERS: Final = (
     *("r-source->r-all", "r-source->r-jobs", "r-source->r-tagged"),
 )
 DAY_MS: Final = 86_400_000
-CLASSES: Final = ("fsync", "disk", "memory", "ephemeral")
 # Values that a parser would not return unchanged.
 ODD_BODY: Final = (
     b'{"records":[{"data":{ "a" : 1e400,"a":2 ,"n":36893488147419103232,"s":"\\u00e9 \xc3\xa9 '
@@ -117,7 +127,7 @@ def watch(api: Api, from_seq: int, *awaited: str, **more: Any) -> str:
     return wid
 
 
-def follow(api: Api, wid: str) -> dict[str, int]:
+def follow(api: Api, wid: str, *more: str) -> dict[str, int]:
     """Stream a session until it is caught up with all its topics; return its positions."""
     seen: dict[str, int] = {}
     with (
@@ -128,7 +138,7 @@ def follow(api: Api, wid: str) -> dict[str, int]:
             if event.event == "caught-up":
                 told = event.json()
                 seen[told["topic"]] = told["head_seq"]
-                if len(seen) == len(WATCHED):
+                if seen.keys() == {*WATCHED, *more}:
                     return seen
     raise AssertionError("the stream ended before it was caught up")
 
@@ -303,23 +313,6 @@ def views_of(api: Api) -> dict[str, Any]:
     }
 
 
-def first_consumers(api: Api) -> None:
-    """Consumers that a snapshot holds."""
-    for topic in CLASSES:
-        for name, seq in (("kept", 50), ("moved", 20), ("going", 10)):
-            good(api.http.put(f"/v0/topics/{topic}/consumers/{name}", json={"from": seq}))
-
-
-def last_consumers(api: Api) -> None:
-    """Commits, a deletion and a new consumer in the journal."""
-    for topic in CLASSES:
-        url = f"/v0/topics/{topic}/consumers"
-        good(api.http.post(f"{url}/moved/commit", json={"seq": 120}))
-        good(api.http.post(f"{url}/moved/commit", json={"seq": 110, "rewind": True}))
-        good(api.http.delete(f"{url}/going"))
-        good(api.http.put(f"{url}/late", json={"from": 77}))
-
-
 def first_run(api: Api, cold: Path) -> None:
     """Sealed history: hot and cold segments, flags, floors, names that come and go."""
     for durability in CLASSES:
@@ -340,7 +333,7 @@ def first_run(api: Api, cold: Path) -> None:
     first_routers(api)
     first_streams(api)
     first_views(api)
-    first_consumers(api)
+    first_consumers(api, orders(0, 25))
     for name in ("gone", "again"):
         good(api.append(name, orders(0, 50)))
         good(api.drop(name))
@@ -377,7 +370,7 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     last_routers(api)
     last_streams(api)
     last_views(api)
-    last_consumers(api)
+    last_consumers(api, orders(25, 20))
     deletes: list[dict[str, Any]] = [
         {"topic": "disk", "match": "order-5"},
         {"topic": "fsync", "match": ["tag", "Glob", "order-*"]},
@@ -450,6 +443,8 @@ def make(name: str) -> None:
         api = server.start()
         first_run(api, folder / "cold")
         kept, moved = watch(api, 1, AWAITED), watch(api, 2)
+        kept_new, moved_new = (growing(api, WATCHED, from_seq) for from_seq in (1, 2))
+        acking = committing(api)
         kept_odd, moved_odd = watch(api, 1, filter=ODD), watch(api, 2, filter=ODD)
         snapshots = server.data_dir / "snapshots"
         newest = max(snapshots.glob("*.snap"), default=None)
@@ -467,7 +462,13 @@ def make(name: str) -> None:
         }
         sessions[kept_odd] = dict.fromkeys(WATCHED, 1)
         sessions[late_odd] = dict.fromkeys(WATCHED, 3)
+        late_new = growing(api, WATCHED, 3)
+        sessions[kept_new] = dict.fromkeys(WATCHED, 1)
+        sessions[late_new] = {**dict.fromkeys(WATCHED, 3), LATE: 0}
+        sessions[acking] = {"disk": 50}
+        sessions[moved_new] = follow(api, moved_new, LATE)
         sessions |= {wid: follow(api, wid) for wid in (moved, moved_odd)}
+        prefixes = {wid: ["created-", "none."] for wid in (kept_new, moved_new, late_new)}
         filters = {kept_odd: json.dumps(ODD), moved_odd: json.dumps(ODD), late_odd: '"order-1"'}
         time.sleep(1.0)  # flags and segments of this run, as far as they are due
         names = sorted(topic["topic"] for topic in good(api.topics(page_size=1000))["topics"])
@@ -477,8 +478,9 @@ def make(name: str) -> None:
         views = views_of(api)
         consumers = {
             topic: consumers_of(good(api.http.get(f"/v0/topics/{topic}/consumers")))
-            for topic in CLASSES
+            for topic in (*CLASSES, HOLDING)
         }
+        holds = {HOLDING: holds_of(good(api.http.get(f"/v0/topics/{HOLDING}/consumers")))}
         seen_ms = int(time.time() * 1000)
         server.signal(signal.SIGKILL)
         change_boot(server.data_dir, BOOT_ID)
@@ -502,6 +504,9 @@ def make(name: str) -> None:
             views,
             consumers,
             filters,
+            prefixes,
+            {acking: {"disk": "kept"}},
+            holds,
         )
         # Only a start can tell what it reports for records that were never on disk.
         after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))

@@ -47,7 +47,8 @@ class Expected(msgspec.Struct):
     `read_queue`; none in vectors from before there were leases. `routers`: by name, see
     `router_of`. `producers`: requests that are repeats or refused, and their answers. `streams`: by
     path, see `stream_part`. `views`: by topic and name, see `definition_of`. `consumers`: by topic,
-    see `consumers_of`. `filters`: of the sessions that have one, by wid.
+    see `consumers_of`. `filters`, `prefixes` and `acks`: of the sessions that have them, by wid.
+    `holds`: by topic, see `consumer_part.holds_of`.
     """
 
     note: str
@@ -65,6 +66,9 @@ class Expected(msgspec.Struct):
     views: dict[str, Any] = {}
     consumers: dict[str, Any] = {}
     filters: dict[str, str] = {}
+    prefixes: dict[str, list[str]] = {}
+    acks: dict[str, dict[str, str]] = {}
+    holds: dict[str, dict[str, Any]] = {}
 
 
 def definition_of(answer: dict[str, Any]) -> dict[str, Any]:

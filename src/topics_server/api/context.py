@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.auth.api_keys import KeyRing
@@ -59,7 +60,13 @@ from topics_server.streams.service import Streams
 from topics_server.values.appends import AppendLimits, DecodedAppend
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.limits import INFLATED_APPENDS_MAX
-from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig
+from topics_server.values.model import (
+    ConsumerHold,
+    Durability,
+    ProducerStamp,
+    TagMatch,
+    TopicConfig,
+)
 from topics_server.values.storage_types import BackupState
 from topics_server.views.service import Views
 
@@ -284,9 +291,16 @@ class StorePort(Protocol):
         ...
 
     async def put_consumer(
-        self, name: str, consumer: str, from_seq: int | None
+        self,
+        name: str,
+        consumer: str,
+        from_seq: int | None,
+        hold: ConsumerHold | UnsetType | None = UNSET,
     ) -> tuple[ConsumerState, bool]:
-        """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was."""
+        """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was.
+
+        An unset `hold` changes nothing of one that exists.
+        """
         ...
 
     async def commit_consumer(
@@ -313,8 +327,8 @@ class StorePort(Protocol):
         """Consumers in name order, those after `after`, and the name to go on after."""
         ...
 
-    def consumer_lags(self) -> Iterable[tuple[str, str, int]]:
-        """Topic, consumer and lag in seqs of every consumer."""
+    def consumer_lags(self) -> Iterable[tuple[str, str, int, int]]:
+        """Topic, consumer, lag in seqs and held records of every consumer."""
         ...
 
     def state(self, name: str, *, touch: bool) -> TopicState:

@@ -4,7 +4,7 @@ Any page can make a browser send some requests to any server: an image's GET, a 
 of plain text. A server without keys can tell its own pages from foreign ones only by headers that
 the browser adds and no page can forge: `Sec-Fetch-Site` and `Origin`. The rule applies to requests
 that change something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`), a GET with
-`touch=true`, and the opening of a WebSocket.
+`touch=true` or `ack=auto`, and the opening of a WebSocket.
 
     1  the request has a valid `Authorization`, or its `Origin` is listed     allowed
     2  `Sec-Fetch-Site` is `same-origin` or `none`                            allowed
@@ -57,9 +57,11 @@ def is_concerned(method: str, query: bytes, *, claims: bool) -> bool:
         return True
     if method not in ("GET", "HEAD"):
         return False
-    # A name may be escaped, so only a query without either byte certainly has no `touch`.
-    may_touch = b"touch" in query or b"%" in query
-    return claims or (may_touch and parse_query(query).get("touch") == "true")
+    # A name may be escaped, so only a query without any of these certainly has neither.
+    if claims or not (b"touch" in query or b"ack" in query or b"%" in query):
+        return claims
+    asked = parse_query(query)
+    return asked.get("touch") == "true" or asked.get("ack") == "auto"
 
 
 def check_origin(

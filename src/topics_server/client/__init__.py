@@ -88,6 +88,7 @@ from topics_server.client.records.topic import TopicClient
 from topics_server.client.records.topic_calls import (
     AppendResult,
     ConsumerPlace,
+    Hold,
     NewRecord,
     RecordsPage,
     StoredRecord,
@@ -171,6 +172,7 @@ __all__ = [
     "ClientError",
     "ConditionFailed",
     "ConsumerPlace",
+    "Hold",
     "NewRecord",
     "RecordsPage",
     "AppendResult",

@@ -9,7 +9,7 @@ import msgspec
 from topics_server.engine.filters import Filter
 from topics_server.values.blocks import Block
 from topics_server.values.limits import SEQ_MAX
-from topics_server.values.model import LossReason, StreamFacts, TopicConfig
+from topics_server.values.model import ConsumerHold, LossReason, StreamFacts, TopicConfig
 
 
 class ProducerRepeat(msgspec.Struct, frozen=True):
@@ -122,7 +122,10 @@ class RangeMark(msgspec.Struct, frozen=True):
 
 
 class ConsumerState(msgspec.Struct, frozen=True):
-    """Where a consumer is; times in ms. `lag`: seqs behind it; `lag_ms`: age of its next record."""
+    """Where a consumer is; times in ms. `lag`: seqs behind it; `lag_ms`: age of its next record.
+
+    `held_records`: records that are there only because of its `hold`.
+    """
 
     topic: str
     consumer: str
@@ -135,10 +138,15 @@ class ConsumerState(msgspec.Struct, frozen=True):
     committed_ts: int
     seen_ts: int
     epoch: int
+    hold: ConsumerHold | None = None
+    held_records: int = 0
 
 
 class ReadAs(msgspec.Struct, frozen=True):
-    """The consumer that a read is for; `commits`: the read commits where it begins."""
+    """The consumer that a read is for.
+
+    `commits`: the read commits where it begins, a stream what its socket took.
+    """
 
     consumer: str
     commits: bool

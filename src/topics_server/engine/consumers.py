@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import UNSET, UnsetType
+
 from topics_server.engine.answers import ConsumerState
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
@@ -24,9 +26,11 @@ from topics_server.engine.topic.consumers.changes import (
 )
 from topics_server.engine.topic.consumers.positions import ConsumerAt
 from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.retention import held_by
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import ConsumerDeleted, ConsumerMoved, Entry, TopicDropped
 from topics_server.values.limits import CONSUMERS_MAX
+from topics_server.values.model import ConsumerHold
 
 
 class ConsumerCursors:
@@ -52,33 +56,40 @@ class ConsumerCursors:
     # -- changes ---------------------------------------------------------------------------
 
     async def put_consumer(
-        self, name: str, consumer: str, from_seq: int | None
+        self,
+        name: str,
+        consumer: str,
+        from_seq: int | None,
+        hold: ConsumerHold | UnsetType | None = UNSET,
     ) -> tuple[ConsumerState, bool]:
         """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was made.
 
-        Durable before it returns. Raises `topic_not_found`, `throttled`.
+        One that exists stays where it is, and gets the `hold` unless that is unset. Durable before
+        it returns. Raises `topic_not_found`, `throttled`.
         """
         while True:
             await self._pending_names.over(name)
             topic = self._registry.existing(name)
             now_ms = self._clock.now_ms()
             seq = topic.log.head_seq if from_seq is None else from_seq
-            entry = decide_consumer(topic, consumer, seq, now_ms)
-            if entry is not None:
+            is_new = topic.consumers.newest(consumer) is None
+            entry = decide_consumer(topic, consumer, seq, now_ms, hold)
+            if is_new:
                 if self.consumer_count + self._creating >= CONSUMERS_MAX:
                     raise too_many_consumers("max_consumers", CONSUMERS_MAX)
                 self._creating += 1
             try:
                 await self._submitted(topic, consumer, entry)
             finally:
-                if entry is not None:
+                if is_new:
                     self._creating -= 1
             if consumer in topic.consumers.known:
-                return self._seen(topic, consumer), entry is not None
+                return self._seen(topic, consumer), is_new
             if entry is not None:
-                # It was deleted in the turn that made it: it was made all the same.
-                made = ConsumerAt(entry.seq, entry.ts, entry.ts)
-                return self._state_of(topic, consumer, made), True
+                # It was deleted in the turn that made or changed it: that was done all the same.
+                done = ConsumerAt(entry.seq, entry.ts, entry.ts)
+                done.hold = None if entry.hold is UNSET else entry.hold
+                return self._state_of(topic, consumer, done), is_new
 
     async def commit_consumer(
         self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
@@ -145,14 +156,18 @@ class ConsumerCursors:
         states = [self._state_of(topic, each, topic.consumers.known[each]) for each in shown]
         return states, shown[-1] if len(names) > page_size else None
 
-    def consumer_lags(self) -> Iterator[tuple[str, str, int]]:
-        """Topic, consumer and lag in seqs of every consumer; changes meanwhile may be missed."""
+    def consumer_lags(self) -> Iterator[tuple[str, str, int, int]]:
+        """Topic, consumer, lag in seqs and held records of every consumer.
+
+        Changes meanwhile may be missed.
+        """
         for topic_id in list(self._counted()):
             topic = self._registry.get(topic_id)
             if topic is None:
                 continue
             for name, known in list(topic.consumers.known.items()):
-                yield topic.name, name, max(0, topic.log.head_seq - known.seq)
+                lag = max(0, topic.log.head_seq - known.seq)
+                yield topic.name, name, lag, self._held_by(topic, known)
 
     @property
     def consumer_count(self) -> int:
@@ -183,7 +198,16 @@ class ConsumerCursors:
             committed_ts=known.committed_ts,
             seen_ts=known.committed_ts if known.seen_ts is None else known.seen_ts,
             epoch=topic.epoch,
+            hold=known.hold,
+            held_records=self._held_by(topic, known),
         )
+
+    def _held_by(self, topic: Topic, known: ConsumerAt) -> int:
+        """How many records are there only because a consumer holds them."""
+        if known.hold is None:
+            return 0
+        now_ms = self._clock.now_ms()
+        return held_by(topic.log, topic.staging, topic.config, now_ms, known.seq)
 
     # -- counts ----------------------------------------------------------------------------
 

@@ -108,7 +108,10 @@ class Reads:
                 assert search is not None
                 await self._fetcher.search(topic, plan.unsearched, search)
                 continue
-            page = await self._fetcher.complete(topic, plan_rows(topic, plan.seqs[::-1]))
+            seqs = plan.seqs[::-1]
+            page = await self._fetcher.complete(
+                topic, plan_rows(topic, seqs, alone=search is not None)
+            )
             if page is not None:
                 log = topic.log
                 return BackwardPage(

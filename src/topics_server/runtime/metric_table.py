@@ -580,4 +580,10 @@ CONSUMER_ROWS: Final = (
         "Seqs of its topic that it has not committed.",
         lambda consumer: consumer.lag,
     ),
+    MetricRow(
+        "gauge",
+        "topics_consumer_held_records",
+        "Records that the caps of its topic leave to it.",
+        lambda consumer: consumer.held,
+    ),
 )

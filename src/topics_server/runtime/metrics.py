@@ -166,6 +166,7 @@ class ConsumerMetrics(msgspec.Struct, frozen=True):
 
     name: str
     lag: int
+    held: int
 
 
 class ViewMetrics(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.limits import U64_MAX
 from topics_server.values.model import (
+    ConsumerHold,
     LossReason,
     ProducerStamp,
     RouterDefinition,
@@ -214,12 +215,17 @@ class ProducerMoved(msgspec.Struct, frozen=True):
 
 
 class ConsumerMoved(msgspec.Struct, frozen=True):
-    """A consumer is there, or is at another seq: its reader has finished every record up to it."""
+    """A consumer is there, or is at another seq: its reader has finished every record up to it.
+
+    `hold`: what caps leave to it from now on, None: nothing; an unset `hold` is not encoded and
+    changes nothing.
+    """
 
     topic_id: int
     ts: int
     consumer: str
     seq: int
+    hold: ConsumerHold | UnsetType | None = UNSET
 
 
 class ConsumerDeleted(msgspec.Struct, frozen=True):
@@ -271,7 +277,9 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
     """A watch session was opened, with its topics in the order of the request.
 
     `owner`: the key that opened it, as `auth/api_keys` numbers keys; None if the server has no
-    keys. `filter`: JSON, only records that pass are sent.
+    keys. `filter`: JSON, only records that pass are sent. `prefixes`: topics whose names begin so
+    belong to it as well, also those made later. `acks`: by topic, the consumer for which its
+    streams commit.
     """
 
     topic_id: ClassVar[int] = SESSIONS_ID
@@ -282,6 +290,8 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
     cursors: list[CursorAt]
     owner: str | None = None
     filter: str | None = None
+    prefixes: tuple[str, ...] = ()
+    acks: dict[str, str] = {}
 
 
 class SessionMoved(msgspec.Struct, frozen=True):

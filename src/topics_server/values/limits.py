@@ -95,6 +95,8 @@ SESSION_FILTER_BYTES_MAX: Final = 16 * KIB
 # Named cursors of readers, of one topic and of the server.
 CONSUMERS_PER_TOPIC_MAX: Final = 10_000
 CONSUMERS_MAX: Final = 100_000
+# Consumers of one topic that its caps wait for: each append to a full topic asks all of them.
+HOLDS_PER_TOPIC_MAX: Final = 16
 # The `if` of a write: its filter and a few numbers.
 CONDITION_BYTES_MAX: Final = FILTER_BYTES_MAX + KIB
 # A point in time as text.

@@ -32,6 +32,11 @@ def is_topic_name(name: str) -> bool:
     return len(name) <= TOPIC_NAME_CHARS_MAX and _TOPIC_NAME.fullmatch(name) is not None
 
 
+def is_name_prefix(text: str) -> bool:
+    """Whether the name of some topic begins so; every name begins with the empty text."""
+    return not text or is_topic_name(text)
+
+
 def is_hashed_name(name: str) -> bool:
     """Whether `name` is the hashed topic name of a stream."""
     return name[:3] == HASHED_PREFIX and _HASHED_NAME.fullmatch(name) is not None
@@ -105,6 +110,13 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: str | None = None
     leases_durable: bool = False
     lease_log: str | UnsetType = UNSET
+
+
+class ConsumerHold(msgspec.Struct, frozen=True):
+    """How much of a topic caps leave to a consumer: the newest records, up to both bounds."""
+
+    max_records: int
+    max_bytes: int
 
 
 class LossReason(enum.Enum):

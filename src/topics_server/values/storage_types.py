@@ -21,6 +21,7 @@ from topics_server.values.entries import (
 )
 from topics_server.values.limits import U64_MAX
 from topics_server.values.model import (
+    ConsumerHold,
     Hole,
     RouterDefinition,
     SeqRun,
@@ -98,7 +99,8 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     manifest published last; 0: there was none; -1: the part is older than manifest generations.
     `flags`: by segment, the number of dead rows and XXH3-64 of all delete flags, as synced last.
     `whole_flips`: segments with a damaged file; for them `flips` holds all deleted rows.
-    `consumers`: by name: seq, and the times of its creation and of its last commit in ms.
+    `consumers`: by name: seq, and the times of its creation and of its last commit in ms. `holds`:
+    of the consumers that have one.
     """
 
     version: int
@@ -129,12 +131,13 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: dict[int, tuple[int, int]] = {}
     whole_flips: list[int] = []
     consumers: dict[str, tuple[int, int, int]] = {}
+    holds: dict[str, ConsumerHold] = {}
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):
     """A watch session as captured. `lsn`: its newest entry that is in here already.
 
-    `owner`, `filter`: see `entries.SessionOpened`.
+    `owner`, `filter`, `prefixes`, `acks`: see `entries.SessionOpened`.
     """
 
     wid: str
@@ -146,6 +149,8 @@ class SessionImage(msgspec.Struct, frozen=True, array_like=True):
     lsn: int
     owner: str | None = None
     filter: str | None = None
+    prefixes: tuple[str, ...] = ()
+    acks: dict[str, str] = {}
 
 
 class SessionsPart(msgspec.Struct, frozen=True, array_like=True):

@@ -78,6 +78,8 @@ def _calls(topic: str) -> list[tuple[str, str, bytes, list[str]]]:
         ("GET", f"/v0/topics/{topic}/work?node=n", b"", [STREAM]),
         ("GET", f"/v0/topics/{topic}?touch=true", b"", []),
         ("GET", "/v0/topics?t%6Fuch=true", b"", []),
+        ("GET", f"/v0/topics/{topic}/live?consumer=c&ack=auto", b"", [STREAM]),
+        ("GET", f"/v0/topics/{topic}/live?consumer=c&a%63k=auto", b"", [STREAM]),
     ]
 
 

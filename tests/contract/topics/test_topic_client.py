@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.driver import Api
-from topics_server.client import ConditionFailed, NewRecord, NotFound, TopicClient
+from topics_server.client import ConditionFailed, Hold, NewRecord, NotFound, TopicClient
 
 
 def test_records_and_conditions(api: Api, topic: str) -> None:
@@ -53,3 +53,15 @@ def test_consumers(api: Api, topic: str) -> None:
         assert not orders.delete_consumer("c")
         with pytest.raises(NotFound):
             orders.consumer("c")
+
+
+def test_a_consumer_that_caps_wait_for(api: Api, topic: str) -> None:
+    api.put(topic, {"cap_records": 2})
+    with TopicClient(topic, url=api.url) as orders:
+        made = orders.put_consumer("c", hold=Hold(5, 1 << 20))
+        assert made.hold == Hold(5, 1 << 20)
+        orders.append_many([NewRecord(number) for number in range(6)])
+        assert [each.seq for each in orders.read(1).records] == [2, 3, 4, 5, 6]
+        assert orders.consumer("c").held_records == 3
+        assert orders.put_consumer("c", "head").hold == made.hold
+        assert orders.put_consumer("c", hold=None).hold is None

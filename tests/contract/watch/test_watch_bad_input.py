@@ -121,7 +121,8 @@ STARTS: Final = (
     b'"consumer":"c","since":0',
     b'"consumer":"c","tail":true',
     b'"consumer":"c","last":1',
-    b'"consumer":"c","ack":"auto"',
+    b'"ack":"auto"',
+    b'"consumer":"c","ack":"later"',
     b'"ack":"none"',
     b'"ack":1',
 )

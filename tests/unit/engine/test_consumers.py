@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import UNSET
 
 from tests.unit.engine.rig import Rig
 from topics_server.engine import consumers as service
 from topics_server.engine.topic.consumers import changes
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import ConsumerHold, TopicConfig
 
 pytestmark = pytest.mark.anyio
 
@@ -134,4 +136,51 @@ async def test_consumers_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     await store.drop_topic("a", if_empty=False)
     assert store.consumers.consumer_count == 1
     await store.put_consumer("b", "c1", 0)
-    assert sorted(store.consumer_lags()) == [("b", "c0", 1), ("b", "c1", 1)]
+    assert sorted(store.consumer_lags()) == [("b", "c0", 1, 0), ("b", "c1", 1, 0)]
+
+
+async def test_a_put_gives_an_existing_consumer_another_hold() -> None:
+    rig = Rig()
+    store = rig.store
+    await rig.append("t", *range(5), config=TopicConfig(cap_records=2))
+    hold = ConsumerHold(4, 1 << 40)
+    state, created = await store.put_consumer("t", "c", 3, hold)
+    assert (state.seq, state.hold, created) == (3, hold, True)
+    await rig.append("t", 6, 7)
+    state = store.consumer("t", "c")
+    assert (state.held_records, state.lag) == (2, 4)
+    assert list(store.consumer_lags()) == [("t", "c", 4, 2)]
+    for asked, kept in ((UNSET, hold), (ConsumerHold(3, 1), ConsumerHold(3, 1)), (None, None)):
+        state, created = await store.put_consumer("t", "c", None, asked)
+        assert (state.seq, state.hold, created) == (3, kept, False)
+    assert store.consumers.consumer_count == 1
+
+
+async def test_the_floor_follows_the_consumers_that_caps_wait_for() -> None:
+    rig = Rig()
+    store = rig.store
+    await rig.append("t", *range(3), config=TopicConfig(cap_records=2))
+    for name in ("c", "d"):
+        await store.put_consumer("t", name, None, ConsumerHold(100, 1 << 40))
+    await rig.append("t", *range(6))
+    topic = rig.registry.existing("t")
+
+    async def earliest() -> int:
+        """After a look of the background work."""
+        looking = asyncio.create_task(rig.sealer.run())
+        await settled()
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        return topic.log.earliest_seq
+
+    assert await earliest() == 4
+    await store.commit_consumer("t", "c", 8)
+    assert await earliest() == 4
+    await store.commit_consumer("t", "d", 6)
+    assert await earliest() == 7
+    # With the last of them the caps count again, without an append.
+    await store.put_consumer("t", "d", None, None)
+    await rig.append("t", 10, 11)
+    assert await earliest() == 9
+    await store.delete_consumer("t", "c")
+    assert await earliest() == 10

@@ -62,7 +62,7 @@ def facts() -> Facts:
             bytes_live=345,
             damaged_records=0,
             conditions={"met": 7, "failed": 2},
-            consumers=[ConsumerMetrics("jobs:a/billing", 12)],
+            consumers=[ConsumerMetrics("jobs:a/billing", 12, 5)],
             topics=[TopicMetrics("jobs:a", 480231, 468188, 12043, 99)],
             topics_truncated=True,
         ),

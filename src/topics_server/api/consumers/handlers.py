@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from topics_server.api.consumers.requests import (
     COMMIT_MEMBERS,
@@ -23,6 +24,8 @@ from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import admit
 from topics_server.api.request import Request, Response
 from topics_server.api.topics.config_requests import ignored_members
+from topics_server.auth.api_keys import ADMIN, READ, WRITE
+from topics_server.auth.authorize import check_scopes
 from topics_server.engine.answers import ConsumerState
 from topics_server.values.query_string import parse_query
 
@@ -40,10 +43,15 @@ def _body_of(request: Request, shown: dict[str, Any], members: tuple[str, ...]) 
 
 
 async def put(state: ServerState, request: Request) -> Response:
-    """`PUT /v0/topics/{topic}/consumers/{consumer}`: make a consumer; one that exists stays."""
+    """`PUT /v0/topics/{topic}/consumers/{consumer}`: make a consumer; one that exists stays.
+
+    `hold`, which lets the topic grow beyond its caps, needs `admin`.
+    """
     store, consumer = admit(state), consumer_of(request.below)
-    start = decode_put(request.body)
-    found, created = await store.put_consumer(request.name, consumer, start)
+    asked = decode_put(request.body)
+    if asked.hold is not UNSET:
+        check_scopes(request.caller, READ | WRITE | ADMIN)
+    found, created = await store.put_consumer(request.name, consumer, asked.start, asked.hold)
     body = _body_of(request, _shown(found) | {"created": created}, PUT_MEMBERS)
     return Response(201 if created else 200, body)
 

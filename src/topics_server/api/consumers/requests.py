@@ -9,14 +9,22 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics_server.api.messages.requests import U64, consumer_name, decode_body
 from topics_server.values.errors import invalid
 from topics_server.values.limits import U64_MAX
+from topics_server.values.model import ConsumerHold
+
+
+class _Hold(msgspec.Struct, gc=False):
+    max_records: U64
+    max_bytes: U64
 
 
 class _Put(msgspec.Struct, gc=False):
     from_: U64 | Literal["earliest", "head"] = msgspec.field(default="earliest", name="from")
+    hold: _Hold | UnsetType | None = UNSET
 
 
 class _Commit(msgspec.Struct, gc=False):
@@ -29,6 +37,17 @@ _PUT: Final = msgspec.json.Decoder(_Put)
 _COMMIT: Final = msgspec.json.Decoder(_Commit)
 PUT_MEMBERS: Final = _Put.__struct_encode_fields__
 COMMIT_MEMBERS: Final = _Commit.__struct_encode_fields__
+_HOLD_FIELDS: Final = _Hold.__struct_fields__
+
+
+class PutRequest(msgspec.Struct, frozen=True):
+    """A consumer as asked for. `start`: where a new one begins, None: at the head.
+
+    `hold`: what caps leave to it, None: nothing; unset: as before.
+    """
+
+    start: int | None
+    hold: ConsumerHold | UnsetType | None
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
@@ -44,12 +63,20 @@ def consumer_of(below: tuple[str, ...]) -> str:
     return consumer_name(below[0])
 
 
-def decode_put(body: bytes) -> int | None:
-    """Where a new consumer begins; None: at the head."""
-    start = decode_body(_PUT, body or b"{}").from_
+def decode_put(body: bytes) -> PutRequest:
+    """The body of a `PUT`; an empty one asks for the defaults."""
+    sent = decode_body(_PUT, body or b"{}")
+    start = sent.from_
     if isinstance(start, int):
-        return _checked(start, "from")
-    return 0 if start == "earliest" else None
+        begin: int | None = _checked(start, "from")
+    else:
+        begin = 0 if start == "earliest" else None
+    if not isinstance(sent.hold, _Hold):
+        return PutRequest(begin, sent.hold)
+    for field in _HOLD_FIELDS:
+        if _checked(getattr(sent.hold, field), f"hold.{field}") == 0:
+            raise invalid(f"hold.{field} must be at least 1", f"hold.{field}")
+    return PutRequest(begin, ConsumerHold(sent.hold.max_records, sent.hold.max_bytes))
 
 
 def decode_commit(body: bytes) -> CommitRequest:

@@ -14,7 +14,8 @@ from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
 from topics_server.api.request import Answer, EventStream, Receive, Request, Response, Send
 from topics_server.api.watch.sse import STREAM_HEADERS
-from topics_server.auth.authorize import check_name
+from topics_server.auth.api_keys import READ, WRITE
+from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.auth.live_tickets import LIVE_TICKET_TTL_MS, issue, subscription_of
 from topics_server.runtime.clock import now_ms
 
@@ -25,8 +26,8 @@ async def stream(state: ServerState, request: Request) -> Answer:
     sent = _decoded(state, request, request.headers.get(b"last-event-id"))
     await until_ready(state, request)
     if request.method == "HEAD":
-        if sent.consumer is not None and sent.positions is None:
-            admit(state).consumer(request.name, sent.consumer)
+        if sent.read_as is not None and sent.positions is None:
+            admit(state).consumer(request.name, sent.read_as.consumer)
         return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state, request.caller.key).free)
     live = LiveStream(state, sent, request.caller)
     try:
@@ -55,8 +56,10 @@ def issue_ticket(state: ServerState, request: Request) -> Response:
 
 
 def _decoded(state: ServerState, request: Request, last_id: bytes | None) -> LiveRequest:
-    """The request, all of whose names the caller may name. Raises `forbidden`."""
+    """The request, all of which the caller may ask for. Raises `forbidden`."""
     sent = decode_live(request.query, request.name, last_id, state.settings)
+    if sent.read_as is not None and sent.read_as.commits:
+        check_scopes(request.caller, READ | WRITE)
     for name in sent.topics:
         check_name(request.caller, name, "topics")
     for prefix in sent.prefixes:

@@ -31,9 +31,9 @@ async def started(
 
     Raises `topic_not_found` and `consumer_not_found` for a consumer that does not exist.
     """
-    if sent.consumer is not None:
+    if sent.read_as is not None:
         (name,) = sent.topics
-        seq = store.read_start(name, sent.consumer)
+        seq = store.read_start(name, sent.read_as.consumer)
         return {name: Cursor(name, view.topic_id, view.epoch, seq) for name, view in views.items()}
     options = sent.options
     asked = ReadRequest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,7 +18,7 @@ from topics_server.api.watch.requests import (
     HEARTBEAT_MS_MAX,
     HEARTBEAT_MS_MIN,
 )
-from topics_server.engine.answers import ReadStart
+from topics_server.engine.answers import ReadAs, ReadStart
 from topics_server.engine.filters import Matcher
 from topics_server.engine.subscribe.subscription import SubscriptionOptions
 from topics_server.values.errors import clipped, invalid
@@ -30,18 +29,16 @@ from topics_server.values.limits import (
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
 )
-from topics_server.values.model import is_topic_name
+from topics_server.values.model import is_name_prefix, is_topic_name
 from topics_server.values.query_string import parse_query
 
 _STARTS: Final = ("from_seq", "since", "last", "tail")
-# What every topic's name begins with, whatever follows.
-_PREFIX: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})?")
 
 
 class LiveRequest(msgspec.Struct, frozen=True):
     """A live stream: its topics, in the order of the request, and the prefixes of others.
 
-    `from_seq`, `start`, `tail` and `consumer` say where it begins; with an event id `positions` do.
+    `from_seq`, `start`, `tail` and `read_as` say where it begins; with an event id `positions` do.
     """
 
     topics: tuple[str, ...]
@@ -51,7 +48,7 @@ class LiveRequest(msgspec.Struct, frozen=True):
     from_seq: int
     start: ReadStart | None
     tail: bool
-    consumer: str | None
+    read_as: ReadAs | None
     positions: Positions | None
 
 
@@ -77,7 +74,7 @@ def decode_live(
         raise invalid("consumer applies to one topic only: use …/TOPIC/live", "consumer")
     others = (name for name in (*_STARTS, "cursor") if name in sent)
     ack = sent.get("ack", "manual")
-    consumer = consumer_of_stream(sent.get("consumer"), ack, next(others, None))
+    read_as = consumer_of_stream(sent.get("consumer"), ack, next(others, None))
     last = whole_number(sent, "last", 0)
     if "last" in sent and last == 0:
         raise invalid("last must be at least 1", "last")
@@ -94,7 +91,7 @@ def decode_live(
         from_seq=whole_number(sent, "from_seq", 0),
         start=start,
         tail=query_bool(sent, "tail", False),
-        consumer=consumer,
+        read_as=read_as,
         positions=_positions(sent, last_id),
     )
 
@@ -139,7 +136,7 @@ def _prefixes(sent: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     prefixes = tuple(dict.fromkeys(sent["prefix"].split(",")))
     for prefix in prefixes:
-        if _PREFIX.fullmatch(prefix) is None:
+        if not is_name_prefix(prefix):
             raise invalid(f'no topic name begins with "{clipped(prefix)}"', "prefix")
     if len(prefixes) > LIVE_PREFIXES_MAX:
         raise invalid(f"prefix takes at most {LIVE_PREFIXES_MAX} prefixes", "prefix")

@@ -3,31 +3,29 @@
 Nothing of it outlives its connection: each frame's id holds the positions in all topics, so any
 stream of the same URL goes on from it. A named topic that does not exist, or is deleted, is waited
 for. A prefix adds the topics that are created with it, up to the limit of topics; beyond it the
-stream says so, and takes one of the others when a topic is deleted. Loop thread
-only. Used by `handlers`.
+stream says so, and takes one of the others when a topic is deleted. Loop thread only. Used by
+`handlers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, cast
+from collections.abc import Sequence
+from typing import cast
 
 from topics_server.api.context import ServerState
 from topics_server.api.live.positions import resumed, started
 from topics_server.api.live.requests import LiveRequest
 from topics_server.api.readiness import ConnectionSlot, admit
 from topics_server.api.request import Receive, Send
+from topics_server.api.watch.auto_acks import AutoAcks
 from topics_server.api.watch.broadcast import GOING_AWAY, BroadcastStream
-from topics_server.api.watch.cursor_ids import IdOf, Positions
+from topics_server.api.watch.growing import GrowingTopics
 from topics_server.api.watch.send_queue import Send as DrivenSend
-from topics_server.api.watch.sse import RETRY, REVOKED, SSE, error_frame, topic_created
+from topics_server.api.watch.sse import RETRY, REVOKED, SSE, consumer_lost
 from topics_server.auth.api_keys import Caller
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.dispatcher import TopicView
 from topics_server.http.sockets import until_left
-
-# Topics beyond the limit that an `error` frame names at the start.
-_NAMED_MAX: Final = 16
 
 
 class LiveStream:
@@ -42,69 +40,34 @@ class LiveStream:
         self._fanout, _ = state.watching()
         self._dispatcher = self._fanout.dispatcher
         self._stream: BroadcastStream | None = None
-        self._cursors: dict[str, Cursor] = {}
-        self._id_of = IdOf(())
-        # Topics that the id of the client does not know, and some of those beyond the limit.
+        most = state.settings.max_watch_topics
+        self._topics = GrowingTopics(self._dispatcher, caller, sent.prefixes, most, {})
+        # Topics that the id of the client does not know.
         self._new: list[str] = []
-        self._left_out: list[str] = []
-        # Topics created before the stream was open.
-        self._early: list[str] = []
 
     async def begin(self) -> None:
         """Find where the stream begins in each topic."""
         sent, positions = self._sent, self._sent.positions
-        for prefix in sent.prefixes:
-            self._dispatcher.creations.watch(prefix, self._created)
+        topics = self._topics
+        topics.watch()
         named = dict.fromkeys(sent.topics)
         # Those that the client follows already come first.
-        known = [] if positions is None else list(self._known(positions))
-        others = [name for name in known if name not in named]
-        room = self._state.settings.max_watch_topics - len(named)
-        others += self._matching({*named, *others}, max(0, room - len(others)) + _NAMED_MAX)
-        others, self._left_out = others[:room], others[room:]
+        known = [] if positions is None else list(topics.known(positions))
+        others = topics.choose(named, known)
         views = self._views([*named, *others])
         if positions is None:
             found = await started(admit(self._state), views, sent)
         else:
             self._new = [name for name in others if name not in known]
-            found = resumed(views, sent.topics, positions, self._has_prefix)
+            found = resumed(views, sent.topics, positions, topics.has_prefix)
         for name in sent.topics:
-            self._cursors[name] = found.pop(name) if name in found else Cursor.waiting(name)
-        self._cursors |= found
+            topics.cursors[name] = found.pop(name) if name in found else Cursor.waiting(name)
+        topics.cursors |= found
 
     def _views(self, names: Sequence[str]) -> dict[str, TopicView]:
         """Those of these topics that exist."""
         views = ((name, self._dispatcher.resolve(name)) for name in names)
         return {name: view for name, view in views if view is not None}
-
-    def _known(self, positions: Positions) -> Iterator[str]:
-        """The topics of an id that exist and have a prefix of the stream."""
-        if isinstance(positions, dict):
-            names: Iterable[str | None] = positions
-        else:
-            names = (self._dispatcher.name_of(each.topic_id) for each in positions)
-        for name in names:
-            if name is None or not self._has_prefix(name):
-                continue
-            if self._dispatcher.resolve(name) is not None:
-                yield name
-
-    def _has_prefix(self, name: str) -> bool:
-        """Whether a topic of this name is one of a prefix."""
-        return name.startswith(self._sent.prefixes) and self._caller.may_name(name)
-
-    def _matching(self, followed: Collection[str], count: int) -> list[str]:
-        """The next topics of the prefixes, at most so many, in name order."""
-
-        def is_new(name: str) -> bool:
-            return name not in followed and name not in found and self._caller.may_name(name)
-
-        found: dict[str, None] = {}
-        for prefix in self._sent.prefixes:
-            if count > len(found):
-                names = self._dispatcher.names(prefix, count - len(found), is_new)
-                found |= dict.fromkeys(names)
-        return list(found)
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Stream until the client disconnects or the stream ends."""
@@ -113,7 +76,7 @@ class LiveStream:
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=self._sent.heartbeat_ms,
-            id_of=lambda: self._id_of(),
+            id_of=self._topics.id_of,
             on_gone=self._gone,
         )
         try:
@@ -123,83 +86,34 @@ class LiveStream:
             elif self._state.phase != "ready":
                 stream.end(code=GOING_AWAY)
             else:
-                self._follow_all(stream)
+                self._topics.renew_id()
+                # A client that loses the connection before the first frame goes on from here, too.
+                stream.push(RETRY + self._topics.id_line())
+                read_as = self._sent.read_as
+                if read_as is not None and read_as.commits:
+                    (name,) = self._sent.topics
+                    acks = AutoAcks(admit(self._state), self._dispatcher, stream, consumer_lost)
+                    acks.add(self._topics.cursors[name], read_as.consumer)
+                self._topics.begin(stream, self._sent.options, self._new)
             await until_left(receive, send)
         finally:
             self._caller.forget(self._revoke)
             stream.close()
 
-    def _follow_all(self, stream: BroadcastStream) -> None:
-        cursors = list(self._cursors.values())
-        self._renew_id()
-        # A client that loses the connection before the first frame goes on from here, too.
-        stream.push(RETRY + self._id_line())
-        if self._left_out:
-            self._tell_left_out(self._left_out)
-        for cursor in cursors:
-            if cursor.name in self._new:
-                self._tell_created(cursor)
-            stream.follow(cursor, self._sent.options)
-        early, self._early = self._early, []
-        for name in early:
-            self._created(name)
-
-    def _created(self, name: str) -> None:
-        """A topic of a prefix was created, or found."""
-        stream = self._stream
-        if stream is None:
-            self._early.append(name)
-            return
-        if stream.is_over or name in self._cursors or name in self._left_out:
-            return
-        view = self._dispatcher.resolve(name)
-        if view is None or not self._caller.may_name(name):
-            return
-        if len(self._cursors) >= self._state.settings.max_watch_topics:
-            self._tell_left_out([name])
-            return
-        cursor = self._cursors[name] = Cursor(name, view.topic_id, view.epoch, 0)
-        self._renew_id()
-        self._tell_created(cursor)
-        stream.follow(cursor, self._sent.options)
-
     def _gone(self, name: str) -> None:
         """The client was told that a topic is deleted."""
-        stream = self._stream
+        stream, topics = self._stream, self._topics
         assert stream is not None
         stream.unfollow(name)
-        if name in self._sent.topics:
-            # In the same place: an id has the named topics in their order.
-            cursor = self._cursors[name] = Cursor.waiting(name)
-            self._renew_id()
-            stream.push(self._id_line())
-            # Follows at once a topic that was created again meanwhile.
-            stream.follow(cursor, self._sent.options)
+        if name not in self._sent.topics:
+            topics.gone(name)
             return
-        del self._cursors[name]
-        self._renew_id()
-        stream.push(self._id_line())
-        self._left_out.clear()
-        for other in self._matching(self._cursors, 1):
-            self._created(other)
-
-    def _tell_created(self, cursor: Cursor) -> None:
-        assert self._stream is not None
-        created = topic_created(cursor.name, cursor.epoch)
-        self._stream.push(b"id: %b\n%b" % (self._id_of(), created))
-
-    def _tell_left_out(self, names: Sequence[str]) -> None:
-        assert self._stream is not None
-        most = self._state.settings.max_watch_topics
-        message = f"the stream follows {most} topics, its maximum; it leaves out more that match"
-        self._stream.push(error_frame(429, message, topics=names))
-
-    def _renew_id(self) -> None:
-        self._id_of = IdOf(self._cursors.values())
-
-    def _id_line(self) -> bytes:
-        """An id without an event: the position of a client that comes back."""
-        return b"id: %b\n\n" % self._id_of()
+        # In the same place: an id has the named topics in their order.
+        cursor = topics.cursors[name] = Cursor.waiting(name)
+        topics.renew_id()
+        stream.push(topics.id_line())
+        # Follows at once a topic that was created again meanwhile.
+        stream.follow(cursor, self._sent.options)
 
     def _revoke(self) -> None:
         """The key was revoked or changed."""
@@ -208,6 +122,5 @@ class LiveStream:
 
     def free(self) -> None:
         """Give the place back."""
-        for prefix in self._sent.prefixes:
-            self._dispatcher.creations.stop_watching(prefix, self._created)
+        self._topics.stop()
         self._slot.free()

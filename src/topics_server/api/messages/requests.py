@@ -264,18 +264,20 @@ def _read_as(consumer: str, sent: _Diff, request: ReadRequest) -> ReadRequest:
     return msgspec.structs.replace(request, read_as=read_as)
 
 
-def consumer_of_stream(name: str | None, ack: str, other: str | None) -> str | None:
+def consumer_of_stream(name: str | None, ack: str, other: str | None) -> ReadAs | None:
     """The consumer at whose seq a stream begins; `other`: another start that the request has.
 
     Raises `invalid_request` that names both, and for an `ack` that a stream does not know.
     """
-    if ack != "manual":
-        raise invalid("a stream commits nothing by itself: ack must be manual", "ack")
+    if ack not in ("manual", "auto"):
+        raise invalid("ack must be manual or auto", "ack")
     if name is None:
+        if ack == "auto":
+            raise invalid("ack: auto needs a consumer", "ack")
         return None
     if other is not None:
         raise invalid(f"consumer and {other} are two starts; give one", other)
-    return consumer_name(name)
+    return ReadAs(consumer_name(name), ack == "auto")
 
 
 def consumer_name(name: str) -> str:

@@ -33,6 +33,11 @@ _WORKS = ("read", "write")
 
 def consumer_schemas() -> Schema:
     """The schemas that only consumers use."""
+    hold = object_of(
+        "max_records max_bytes",
+        max_records=u64("All records of the topic, at most.", minimum=1),
+        max_bytes=u64("Their bytes, at most.", minimum=1),
+    )
     place: dict[str, Schema] = {
         "topic": text(),
         "consumer": text(),
@@ -45,6 +50,8 @@ def consumer_schemas() -> Schema:
         "committed_ts": u64("Time of its creation, or of its last commit."),
         "last_seen_ts": u64("Time of its last call; after a restart that of its last commit."),
         "epoch": u64(),
+        "hold": {"anyOf": [hold, {"type": "null"}], "description": "What caps leave to it."},
+        "held_records": u64("Records that are there only because of its hold."),
     }
     performance: dict[str, Schema] = {"performance": ref("Performance")}
     ignored = {"ignored": ignored_members()}
@@ -56,7 +63,18 @@ def consumer_schemas() -> Schema:
         "description": "Where a new consumer begins; one that exists stays where it is.",
     }
     return {
-        "ConsumerRequest": object_of("", **{"from": start}),
+        "ConsumerRequest": object_of(
+            "",
+            **{
+                "from": start,
+                "hold": {
+                    "anyOf": [hold, {"type": "null"}],
+                    "description": "Caps with `discard: old` wait for the consumer until the topic "
+                    "has this size; needs `admin`. Null: they do not. Without this member the hold "
+                    "stays as it is.",
+                },
+            },
+        ),
         "CommitRequest": object_of(
             "seq",
             seq=u64("At most the head."),

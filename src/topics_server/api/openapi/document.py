@@ -431,7 +431,10 @@ def _watch() -> Schema:
         "schema": text(),
         "description": "The last `id`; the stream continues after it. A bad one is ignored.",
     }
-    about = "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`."
+    about = (
+        "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`, and "
+        "with prefixes `topic-created`."
+    )
     return operation(
         "watch",
         "Open the stream of a session; this ends its older stream.",

@@ -32,10 +32,14 @@ def live_paths(name: Schema) -> Schema:
         query(
             "consumer",
             text(),
-            "Begin where this consumer is. The stream commits nothing. A `Last-Event-ID` counts "
-            "more; no other start may be given.",
+            "Begin where this consumer is. A `Last-Event-ID` counts more; no other start may be "
+            "given.",
         ),
-        query("ack", text(enum=["manual"], default="manual"), "The client commits."),
+        query(
+            "ack",
+            text(enum=["manual", "auto"], default="manual"),
+            "`auto`: the stream commits for the consumer what its socket took; needs `write`.",
+        ),
     )
     of_many = (
         query("topics", text(), "Names, separated by commas; they need not exist."),

@@ -27,6 +27,7 @@ from topics_server.values.limits import (
     IGNORED_NAME_CHARS_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    LIVE_PREFIXES_MAX,
     NACK_ERROR_BYTES_MAX,
     NODE_FILTER_IDS_MAX,
     PAGE_BYTES_DEFAULT,
@@ -168,12 +169,26 @@ def _watch_request() -> Schema:
         | {"description": "Start with the records committed then."},
         last={"anyOf": [u64("The last so many records.", minimum=1), {"type": "null"}]},
         consumer={"type": ["string", "null"], "description": "Start where this consumer is."},
-        ack={"enum": ["manual"], "default": "manual", "description": "The client commits."},
+        ack={
+            "enum": ["manual", "auto"],
+            "default": "manual",
+            "description": "`auto`: the stream commits what its socket took; needs `write`.",
+        },
+    )
+    of_prefix = object_of(
+        "", **{name: start["properties"][name] for name in ("tail", "since", "last")}
     )
     beats = f"Clamped to {HEARTBEAT_MS_MIN}..{HEARTBEAT_MS_MAX}."
-    return object_of(
-        "topics",
-        topics={"type": "object", "minProperties": 1, "additionalProperties": start},
+    asked = object_of(
+        "",
+        topics={"type": "object", "additionalProperties": start},
+        prefixes={
+            "type": "object",
+            "maxProperties": LIVE_PREFIXES_MAX,
+            "additionalProperties": of_prefix,
+            "description": "Also the topics whose names begin so, each prefix with the start of "
+            "those that exist; later ones are read from their first record.",
+        },
         node=_nodes(),
         limit=u64("Records of a frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
         max_batch_bytes=u64(
@@ -194,6 +209,7 @@ def _watch_request() -> Schema:
             "anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}],
         },
     )
+    return asked | {"description": "`topics`, `prefixes`, or both, with at least one member."}
 
 
 def _nodes() -> Schema:
@@ -338,6 +354,7 @@ def _answer_schemas() -> Schema:
         "stream_url": text(),
         "session_ttl_ms": u64("How long the session lives without a stream."),
         "topics": {"type": "object", "additionalProperties": watched},
+        "left_out": list_of(text(), description="Some that match, beyond the most of a session."),
         **performance,
     }
     ticket = {
@@ -347,7 +364,7 @@ def _answer_schemas() -> Schema:
     return {
         "WatchSession": all_of(
             session | ticket | {"ignored": ignored_members()},
-            optional="ticket ticket_ttl_ms ignored",
+            optional="ticket ticket_ttl_ms ignored left_out",
         ),
         "PutResult": all_of(
             done

@@ -156,13 +156,13 @@ def _topic_facts(topic: TopicState) -> TopicMetrics:
 
 
 async def _consumer_metrics(store: StorePort, caller: Caller) -> list[ConsumerMetrics]:
-    """The lags of the consumers that the caller may see, up to the bound of a block."""
+    """The lags and holds of the consumers that the caller may see, up to the bound of a block."""
     shown: list[ConsumerMetrics] = []
-    for number, (topic, consumer, lag) in enumerate(store.consumer_lags(), 1):
+    for number, (topic, consumer, lag, held) in enumerate(store.consumer_lags(), 1):
         if number % _SLICE == 0:
             await asyncio.sleep(0)
         if not caller.prefixes or caller.may_name(topic):
-            shown.append(ConsumerMetrics(f"{topic}/{consumer}", lag))
+            shown.append(ConsumerMetrics(f"{topic}/{consumer}", lag, held))
             if len(shown) == ROUTERS_SHOWN_MAX:
                 break
     return shown

@@ -143,6 +143,7 @@ class BroadcastStream:
         "cursors",
         "is_over",
         "next_look",
+        "on_taken",
         "owner",
     )
 
@@ -159,6 +160,9 @@ class BroadcastStream:
         self.owner: Final = owner
         self._on_gone = on_gone
         self.cursors: dict[str, Cursor] = {}
+        # Called when the socket has taken everything up to the cursors. Such a stream is in no
+        # group, which would move them unheard.
+        self.on_taken: Callable[[], None] | None = None
         self.is_over = False
         # Its next check.
         self.next_look: Look | None = None
@@ -344,7 +348,9 @@ class BroadcastStream:
         writes.append((writer, wire))
         self._dispatcher.await_tags(subscription)
         is_alone = self.owner is None and len(self._subscriptions) == 1
-        if is_alone and not self._is_filtered and self._fetching is None:
+        if self.on_taken is not None:
+            self.on_taken()
+        elif is_alone and not self._is_filtered and self._fetching is None:
             writer = self._send_queue.claim(self._leave)
             if writer is not None:
                 self._dispatcher.join(subscription, self._kind, Member(writer, self._wire))
@@ -433,8 +439,10 @@ class BroadcastStream:
         self._send_queue.flush()
         if self._send_queue.is_blocked:
             self._watch_slow()
-        else:
-            self._before.clear()
+            return
+        self._before.clear()
+        if self.on_taken is not None:
+            self.on_taken()
 
     def _on_room(self, full_ms: float) -> None:
         """The socket was full for `full_ms`, and takes more now."""
@@ -446,6 +454,8 @@ class BroadcastStream:
                 subscription.was_away = True
         if not self._send_queue.is_blocked:
             self._before.clear()
+            if self.on_taken is not None:
+                self.on_taken()
             if self._is_resting:
                 self._is_resting = False
                 for subscription in self._subscriptions.values():
@@ -529,6 +539,10 @@ class BroadcastStream:
         self._send_queue.drop()
         self._leave()
         self._take_back()
+        if self.on_taken is not None:
+            self.on_taken()
+        # Break the cycles with their owners.
+        self.on_taken = self._on_gone = None
         for subscription in self._subscriptions.values():
             self._dispatcher.unfollow(subscription)
         for cursor in self._waiting.values():

@@ -58,6 +58,10 @@ class IdOf:
     __slots__ = ("_cursors", "_is_small", "_keys")
 
     def __init__(self, cursors: Iterable[Cursor]) -> None:
+        self.take(cursors)
+
+    def take(self, cursors: Iterable[Cursor]) -> None:
+        """Have these cursors in the ids from now on."""
         self._cursors = tuple(cursors)
         self._is_small = 0 < len(self._cursors) <= TOPICS_MAX
         # JSON escapes no character of topic names.

@@ -18,14 +18,24 @@ from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
 from topics_server.api.request import Answer, EventStream, Receive, Request, Response, Send
 from topics_server.api.topics.config_requests import ignored_members
+from topics_server.api.watch.auto_acks import AutoAcks
 from topics_server.api.watch.broadcast import GOING_AWAY, BroadcastStream
-from topics_server.api.watch.cursor_ids import CursorPosition, IdOf, Positions, decode_id
-from topics_server.api.watch.requests import WATCH_MEMBERS, Start, decode_watch
+from topics_server.api.watch.cursor_ids import Positions
+from topics_server.api.watch.growing import GrowingTopics
+from topics_server.api.watch.requests import WATCH_MEMBERS, Start, WatchRequest, decode_watch
+from topics_server.api.watch.resuming import FIRST_EPOCH, NO_TOPIC_ID, resume
 from topics_server.api.watch.send_queue import Send as DrivenSend
-from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
+from topics_server.api.watch.sse import (
+    RETRY,
+    REVOKED,
+    SSE,
+    STREAM_HEADERS,
+    consumer_lost,
+    error_frame,
+)
 from topics_server.api.watch.starts import begin_seqs
-from topics_server.auth.api_keys import Caller
-from topics_server.auth.authorize import check_name, unauthorized
+from topics_server.auth.api_keys import READ, WRITE, Caller
+from topics_server.auth.authorize import check_name, check_scopes, unauthorized
 from topics_server.auth.tickets import TICKET_TTL_MS
 from topics_server.engine.filters import Matcher
 from topics_server.engine.subscribe.cursors import Cursor
@@ -39,12 +49,9 @@ from topics_server.values.limits import FILTER_BYTES_MAX, U64_MAX
 from topics_server.values.query_string import parse_query
 
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
-_FIRST_EPOCH: Final = 1
 _TICKET_BYTES: Final = 16
 # The answer for a topic that is waited for.
 _WAITING: Final = {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "waiting": True}
-# The id of no topic: for a reader of a dropped topic whose id is no longer known.
-_NO_TOPIC_ID: Final = 0
 
 
 async def open_session(state: ServerState, request: Request) -> Response:
@@ -59,24 +66,38 @@ async def open_session(state: ServerState, request: Request) -> Response:
     )
     for name in sent.topics:
         check_name(request.caller, name, f"topics.{name}")
+    for prefix in sent.prefixes:
+        check_name(request.caller, prefix, f"prefixes.{prefix}")
+    acks = {
+        name: start.consumer
+        for name, start in sent.topics.items()
+        if start.commits and start.consumer is not None
+    }
+    if acks:
+        check_scopes(request.caller, READ | WRITE)
     query = parse_query(request.query)
     is_lenient = query_bool(query, "lenient", False)
     with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
-    views = _resolve(fanout.dispatcher, sent.topics, may_miss=is_lenient, awaits=sent.wait)
+    topics = GrowingTopics(
+        fanout.dispatcher, request.caller, tuple(sent.prefixes), settings.max_watch_topics, {}
+    )
+    starts = _starts(sent, topics)
+    views = _resolve(fanout.dispatcher, starts, may_miss=is_lenient, awaits=sent.wait)
     nodes = frozenset(sent.options.nodes)
-    seqs = await begin_seqs(admit(state), views, sent.topics, nodes, sent.wanted)
-    found = _starting(views, seqs, sent.positions)
+    seqs = await begin_seqs(admit(state), views, starts, nodes, sent.wanted)
+    found = _starting(views, seqs, sent.positions or {})
     awaited = [name for name in sent.topics if name not in views] if sent.wait else []
     found |= {name: Cursor.waiting(name) for name in awaited}
-    cursors = {name: found[name] for name in sent.topics if name in found}
+    cursors = {name: found[name] for name in starts if name in found}
     key = request.caller.key
     owner = None if key is None else key.owner
     sharing: dict[str, list[str]] = {}
     if sessions.max_per_prefix:
         sharing = {prefix: state.keys.owners_of(prefix) for prefix in request.caller.prefixes}
     begin = list(cursors.values())
-    session = await sessions.open(sent.options, begin, owner, sharing, sent.filter)
+    prefixes = tuple(sent.prefixes)
+    session = await sessions.open(sent.options, begin, owner, sharing, sent.filter, prefixes, acks)
     fields = {
         "wid": session.wid,
         "stream_url": f"/v0/watch/{session.wid}",
@@ -91,6 +112,8 @@ async def open_session(state: ServerState, request: Request) -> Response:
         }
         | dict.fromkeys(awaited, _WAITING),
     }
+    if topics.left_out:
+        fields |= {"left_out": topics.left_out}
     if with_ticket:
         ticket = f"ticket_{random_id(_TICKET_BYTES)}"
         state.tickets.issue(ticket, session.wid, request.caller, monotonic_ms())
@@ -98,6 +121,21 @@ async def open_session(state: ServerState, request: Request) -> Response:
     if ignored := ignored_members(request.body, WATCH_MEMBERS):
         fields |= {"ignored": ignored}
     return Response(200, render_json(fields, request.elapsed_ms()))
+
+
+def _starts(sent: WatchRequest, topics: GrowingTopics) -> dict[str, Start]:
+    """The start of each topic: of the named ones, and of those that prefixes bring.
+
+    Named topics without a prefix come first: in all ids of the session they have these places.
+    """
+    starts = {name: sent.topics[name] for name in sorted(sent.topics, key=topics.has_prefix)}
+    is_new = sent.positions is None
+    known = () if sent.positions is None else tuple(topics.known(sent.positions))
+    for name in topics.choose(sent.topics, known):
+        given = (start for prefix, start in sent.prefixes.items() if name.startswith(prefix))
+        # One that an id does not know was made after it.
+        starts[name] = next(given) if is_new else Start()
+    return starts
 
 
 def _resolve(
@@ -129,8 +167,8 @@ def _starting(
         for name in positions.keys() & views.keys():
             view = views[name]
             # The JSON form means the first topic of a name only.
-            topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
-            cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, positions[name])
+            topic_id = view.topic_id if view.epoch == FIRST_EPOCH else NO_TOPIC_ID
+            cursors[name] = Cursor(name, topic_id, FIRST_EPOCH, positions[name])
         return cursors
     by_topic = {position.topic_id: position for position in positions}
     for name, view in views.items():
@@ -145,7 +183,7 @@ def _starting(
         if view.topic_id not in kept and oldest < view.epoch:
             # Positions have no names. A remaining one may be of an earlier topic of this name: the
             # reader is told that it was deleted; otherwise it would miss the new topic's records.
-            cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
+            cursors[name] = Cursor(name, NO_TOPIC_ID, oldest, 0)
     return cursors
 
 
@@ -174,6 +212,8 @@ def _check_owner(session: WatchSession, caller: Caller) -> None:
         raise unauthorized("this watch session was created with another key")
     for name in session.cursors:
         check_name(caller, name, f"topics.{name}")
+    for prefix in session.prefixes:
+        check_name(caller, prefix, f"prefixes.{prefix}")
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
@@ -183,7 +223,17 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 class Watcher:
     """One GET of a session. Its maker calls `free`, whether it was run or not."""
 
-    __slots__ = ("_caller", "_is_replaced", "_matcher", "_session", "_slot", "_state", "_stream")
+    __slots__ = (
+        "_caller",
+        "_is_replaced",
+        "_matcher",
+        "_new",
+        "_session",
+        "_slot",
+        "_state",
+        "_stream",
+        "_topics",
+    )
 
     def __init__(
         self, state: ServerState, session: WatchSession, caller: Caller, last_id: bytes | None
@@ -203,8 +253,19 @@ class Watcher:
         self._is_replaced = False
         self._slot = ConnectionSlot(state, caller.key)
         fanout, sessions = state.watching()
+        most = state.settings.max_watch_topics
+        self._topics = topics = GrowingTopics(
+            fanout.dispatcher, caller, session.prefixes, most, session.cursors
+        )
+        new: list[str] = []
+        if session.prefixes:
+            topics.watch()
+            new = topics.add_matching()
         if last_id is not None:
-            resume(fanout.dispatcher, session, last_id)
+            new += resume(fanout.dispatcher, session, topics, last_id)
+        # Topics that the client has not heard of.
+        self._new = {name for name in new if topics.is_at_beginning(name)}
+        topics.renew_id()
         sessions.begin(session)
         session.stream = self
 
@@ -226,7 +287,8 @@ class Watcher:
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=options.heartbeat_ms,
-            id_of=IdOf(session.cursors.values()),
+            id_of=self._topics.id_of,
+            on_gone=self._gone if session.prefixes else None,
         )
         try:
             # The head may have waited for its socket, and meanwhile another GET may have come.
@@ -246,12 +308,28 @@ class Watcher:
                     strong=options.strong,
                     matcher=self._matcher,
                 )
-                for cursor in session.cursors.values():
-                    stream.follow(cursor, followed)
+                if session.acks:
+                    self._commit_for(stream)
+                self._topics.begin(stream, followed, self._new)
             await until_left(receive, send)
         finally:
             self._caller.forget(self._revoke)
             stream.close()
+
+    def _commit_for(self, stream: BroadcastStream) -> None:
+        """Commit what the socket takes for the consumers of the session."""
+        fanout, _ = self._state.watching()
+        acks = AutoAcks(admit(self._state), fanout.dispatcher, stream, consumer_lost)
+        for name, consumer in self._session.acks.items():
+            if name in self._session.cursors:
+                acks.add(self._session.cursors[name], consumer)
+
+    def _gone(self, name: str) -> None:
+        """The client was told that a topic is deleted; one of a prefix may come again."""
+        assert self._stream is not None
+        if self._topics.has_prefix(name):
+            self._stream.unfollow(name)
+            self._topics.gone(name)
 
     def _revoke(self) -> None:
         """The key was revoked or changed."""
@@ -260,68 +338,10 @@ class Watcher:
 
     def free(self) -> None:
         """Release the session; its cursors stay where the stream left them."""
+        self._topics.stop()
         session = self._session
         if session.stream is self:
             session.stream = None
         _, sessions = self._state.watching()
         sessions.end(session)
         self._slot.free()
-
-
-def resume(dispatcher: SubscriptionDispatcher, session: WatchSession, last_id: bytes) -> None:
-    """Go back to the client's last frame (§7.4); never forward.
-
-    Exception: a session that a restart restored may be behind its client; it catches up, at most to
-    the head. An id of another session changes nothing.
-    """
-    try:
-        positions = decode_id(last_id.strip())
-    except ValueError:
-        return
-    cursors = list(session.cursors.values())
-    for cursor in cursors:
-        view = dispatcher.resolve(cursor.name) if cursor.is_waiting else None
-        if view is not None:
-            # It was created after the last checkpoint, or while no stream was open.
-            cursor.arrive(view.topic_id, view.epoch)
-    if isinstance(positions, dict):
-        for cursor in cursors:
-            if cursor.name in positions:
-                # The JSON form means the first topic of a name only.
-                is_first = cursor.epoch == _FIRST_EPOCH
-                topic_id = cursor.topic_id if is_first else _NO_TOPIC_ID
-                position = CursorPosition(topic_id, _FIRST_EPOCH, positions[cursor.name])
-                _go_back(dispatcher, cursor, position, may_advance=session.is_restored)
-        return
-    if len(positions) != len(cursors):
-        return
-    known = {cursor.topic_id: index for index, cursor in enumerate(cursors)}
-    # Several topics may share that id: it does not identify a session.
-    known.pop(_NO_TOPIC_ID, None)
-    if any(
-        known.get(position.topic_id, index) != index for index, position in enumerate(positions)
-    ):
-        return  # of another session, with topics of this one
-    for cursor, position in zip(cursors, positions, strict=True):
-        _go_back(dispatcher, cursor, position, may_advance=session.is_restored)
-
-
-def _go_back(
-    dispatcher: SubscriptionDispatcher,
-    cursor: Cursor,
-    position: CursorPosition,
-    *,
-    may_advance: bool,
-) -> None:
-    is_same = position.topic_id == cursor.topic_id
-    if is_same and position.seq <= cursor.seq:
-        cursor.seq = position.seq
-    elif not is_same and position.epoch < cursor.epoch:
-        # It never saw the current topic: deliver that from its start.
-        cursor.topic_id, cursor.epoch, cursor.seq = position.topic_id, position.epoch, position.seq
-    elif may_advance:
-        view = dispatcher.resolve(cursor.name)
-        if view is not None and view.topic_id == position.topic_id:
-            seq = min(position.seq, view.head_seq)
-            cursor.seq = max(cursor.seq, seq) if is_same else seq
-            cursor.topic_id, cursor.epoch = view.topic_id, view.epoch

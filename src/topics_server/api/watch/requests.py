@@ -20,20 +20,21 @@ from topics_server.engine.answers import ReadStart
 from topics_server.engine.filters import Filter
 from topics_server.values.appends import decode_json
 from topics_server.values.entries import SessionOptions
-from topics_server.values.errors import TopicsError, invalid
+from topics_server.values.errors import TopicsError, clipped, invalid
 from topics_server.values.json_cache import DATA, META, TAGS
 from topics_server.values.json_shape import exceeds_depth
 from topics_server.values.limits import (
     DIFF_LIMIT_DEFAULT,
     JSON_DEPTH_MAX,
     KIB,
+    LIVE_PREFIXES_MAX,
     NODE_FILTER_IDS_MAX,
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
     SESSION_FILTER_BYTES_MAX,
     U64_MAX,
 )
-from topics_server.values.model import is_topic_name
+from topics_server.values.model import is_name_prefix, is_topic_name
 
 FRAME_BYTES_DEFAULT: Final = 256 * KIB
 HEARTBEAT_MS_DEFAULT: Final = 15_000
@@ -56,13 +57,14 @@ class _Start(msgspec.Struct, frozen=True, gc=False):
 class Start(msgspec.Struct, frozen=True):
     """The start of reading a topic: behind `from_seq`, with `tail` at its head, or at `place`.
 
-    With `consumer` it is where that consumer is.
+    With `consumer` it is where that consumer is; `commits`: its streams commit for it.
     """
 
     from_seq: int = 0
     tail: bool = False
     place: ReadStart | None = None
     consumer: str | None = None
+    commits: bool = False
 
     @property
     def is_looked_up(self) -> bool:
@@ -71,7 +73,8 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class _Watch(msgspec.Struct, gc=False):
-    topics: dict[str, msgspec.Raw]
+    topics: dict[str, msgspec.Raw] = {}
+    prefixes: dict[str, msgspec.Raw] = {}
     node: str | list[str] | None = None
     limit: _U64 = 0
     max_batch_bytes: _U64 = FRAME_BYTES_DEFAULT
@@ -90,6 +93,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 class _WatchLists(msgspec.Struct, gc=False):
     topics: msgspec.Raw = _ABSENT
+    prefixes: msgspec.Raw = _ABSENT
     node: msgspec.Raw = _ABSENT
 
 
@@ -109,29 +113,32 @@ assert HEARTBEAT_MS_MIN <= HEARTBEAT_MS_DEFAULT <= HEARTBEAT_MS_MAX
 class WatchRequest(msgspec.Struct, frozen=True):
     """The topics to watch, in the order of the request.
 
-    `positions`: those of the sent `cursor`; empty without one. `wait`: wait for topics that do not
-    exist yet. `filter`: JSON, and `wanted` is what it says.
+    `prefixes`: topics whose names begin so, too, with the start of those that exist. `positions`:
+    those of the sent `cursor`; None without one. `wait`: wait for topics that do not exist yet.
+    `filter`: JSON, and `wanted` is what it says.
     """
 
     topics: dict[str, Start]
     options: SessionOptions
-    positions: Positions
+    positions: Positions | None
     wait: bool = False
     filter: str | None = None
     wanted: Filter | None = None
+    prefixes: dict[str, Start] = {}
 
 
 def decode_watch(
     body: bytes, *, max_topics: int, max_limit: int, max_node_bytes: int
 ) -> WatchRequest:
     """The body, checked and clamped; raises `invalid_request`."""
-    check_items(body, _LISTS, {"topics": max_topics, "node": NODE_FILTER_IDS_MAX})
+    most = {"topics": max_topics, "node": NODE_FILTER_IDS_MAX, "prefixes": LIVE_PREFIXES_MAX}
+    check_items(body, _LISTS, most)
     sent = decode_json(_WATCH, body)
     if exceeds_depth(body):
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
     for field in _WATCH_U64:
         _check_u64(getattr(sent, field), field)
-    if not sent.topics:
+    if not sent.topics and not sent.prefixes:
         raise invalid("topics must name at least one topic", "topics")
     if len(sent.topics) > max_topics:
         raise invalid(
@@ -151,18 +158,21 @@ def decode_watch(
     assert options.limit > 0
     assert options.max_batch_bytes > 0
     topics = {name: _start(name, raw, max_limit) for name, raw in sent.topics.items()}
-    positions: Positions = {} if sent.cursor is None else _positions(sent.cursor)
+    if len(sent.prefixes) > LIVE_PREFIXES_MAX:
+        raise invalid(f"prefixes has at most {LIVE_PREFIXES_MAX} members", "prefixes")
+    prefixes = {name: _prefix(name, raw, max_limit) for name, raw in sent.prefixes.items()}
+    positions = None if sent.cursor is None else _positions(sent.cursor)
     for name, start in topics.items():
         if sent.cursor is not None and start.consumer is not None:
             message = "consumer and cursor are two starts; give one"
             raise invalid(message, f"topics.{name}.consumer")
     if sent.filter is UNSET or bytes(sent.filter) == b"null":
-        return WatchRequest(topics, options, positions, sent.wait)
+        return WatchRequest(topics, options, positions, sent.wait, prefixes=prefixes)
     if len(bytes(sent.filter)) > SESSION_FILTER_BYTES_MAX:
         raise invalid(f"filter of a session has over {SESSION_FILTER_BYTES_MAX} bytes", "filter")
     wanted = decode_filter(memoryview(sent.filter), max_node_bytes)
     text = bytes(sent.filter).decode()
-    return WatchRequest(topics, options, positions, sent.wait, text, wanted)
+    return WatchRequest(topics, options, positions, sent.wait, text, wanted, prefixes)
 
 
 def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:
@@ -173,6 +183,22 @@ def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:
             "with a letter or digit",
             f"topics.{shown}",
         )
+    return _decode_start(f"topics.{name}", raw, max_limit)
+
+
+def _prefix(prefix: str, raw: msgspec.Raw, max_limit: int) -> Start:
+    """The start of the topics of a prefix that exist."""
+    if not is_name_prefix(prefix):
+        raise invalid(f'no topic name begins with "{clipped(prefix)}"', "prefixes")
+    start = _decode_start(f"prefixes.{prefix}", raw, max_limit)
+    if start.from_seq or start.consumer is not None:
+        field = "from_seq" if start.from_seq else "consumer"
+        message = f"{field} applies to one topic only: give since, last or tail"
+        raise invalid(message, f"prefixes.{prefix}.{field}")
+    return start
+
+
+def _decode_start(where: str, raw: msgspec.Raw, max_limit: int) -> Start:
     try:
         start = decode_json(_START, bytes(raw))
         _check_u64(start.from_seq, "from_seq")
@@ -180,12 +206,13 @@ def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:
         has_seq = bool(start.from_seq) or start.tail
         place = start_of(start.since, start.last, max_limit, has_seq=has_seq)
         given = (name for name in _OTHER_STARTS if getattr(start, name) != getattr(_FIRST, name))
-        consumer = consumer_of_stream(start.consumer, start.ack, next(given, None))
+        read_as = consumer_of_stream(start.consumer, start.ack, next(given, None))
     except TopicsError as error:
         field = error.detail.get("field")
-        path = f"topics.{name}.{field}" if field else f"topics.{name}"
-        raise invalid(error.message, path) from None
-    return Start(start.from_seq, start.tail, place, consumer)
+        raise invalid(error.message, f"{where}.{field}" if field else where) from None
+    if read_as is None:
+        return Start(start.from_seq, start.tail, place)
+    return Start(start.from_seq, start.tail, place, read_as.consumer, read_as.commits)
 
 
 def _positions(cursor: str) -> Positions:

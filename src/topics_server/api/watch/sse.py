@@ -19,6 +19,7 @@ from topics_server.engine.subscribe.subscription import (
     Tombstone,
     TopicDeleted,
 )
+from topics_server.values.errors import TopicsError
 from topics_server.values.json_cache import JsonCache
 
 MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
@@ -47,6 +48,11 @@ def frame(event: bytes, data: bytes) -> bytes:
 def error_frame(code: int, message: str, **more: object) -> bytes:
     """An `error` event (§7.5): a code like HTTP's, and a message."""
     return frame(b"error", _encode({"code": code, "error": message, **more}))
+
+
+def consumer_lost(error: TopicsError) -> bytes:
+    """A consumer is gone for which the stream commits; the stream goes on without."""
+    return error_frame(404, error.message, **error.detail)
 
 
 # The last event of a stream whose key was revoked or now grants other rights.

@@ -27,7 +27,9 @@ from topics_server.api.messages.conditions import check_condition_scopes
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import ConnectionSlot, admit
 from topics_server.api.request import Receive, Request, Response, Scope, Send
+from topics_server.api.watch.auto_acks import AutoAcks
 from topics_server.api.watch.broadcast import FAILED, GOING_AWAY, REFUSED, BroadcastStream, Fanout
+from topics_server.api.watch.requests import Start
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.watch.starts import begin_seqs
 from topics_server.api.websocket import frames as ws_frames
@@ -172,6 +174,8 @@ class Connection:
         self._unanswered_bytes = 0
         self._moved: asyncio.Future[None] | None = None
         self._is_draining = False
+        # From the first subscription on whose consumer the server commits for.
+        self._acks: AutoAcks | None = None
         settings = state.settings
         self._limits = CommandLimits(
             max_limit=settings.max_limit,
@@ -305,8 +309,10 @@ class Connection:
                 check_condition_scopes(caller, command.condition)
         elif isinstance(command, Subscribe):
             check_scopes(caller, READ)
-            for name in command.starts:
+            for name, start in command.starts.items():
                 check_name(caller, name, "topic")
+                if start.commits:
+                    check_scopes(caller, READ | WRITE)
 
     async def _subscribe(self, command: Subscribe) -> None:
         """Follow all topics of the command, or none."""
@@ -340,7 +346,20 @@ class Connection:
             )
         self._stream.push(ws_frames.subscribed(command.request_id, subscribed))
         for cursor in cursors:
+            self._ack(cursor, command.starts[cursor.name])
             self._stream.follow(cursor, command.options)
+
+    def _ack(self, cursor: Cursor, start: Start) -> None:
+        """Commit for the consumer of a subscription, if it asks for that, instead of any before."""
+        if start.commits and start.consumer is not None:
+            if self._acks is None:
+                dispatcher, store = self._fanout.dispatcher, admit(self._state)
+                self._acks = AutoAcks(
+                    store, dispatcher, self._stream, partial(ws_frames.error, None)
+                )
+            self._acks.add(cursor, start.consumer)
+        elif self._acks is not None:
+            self._acks.remove(cursor.name)
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
         for name in command.names:
@@ -348,6 +367,8 @@ class Connection:
                 raise invalid(f'topic "{name}" is not subscribed to', "topic")
         for name in command.names:
             self._stream.unfollow(name)
+            if self._acks is not None:
+                self._acks.remove(name)
         names, is_list = command.names, command.is_list
         self._stream.push(ws_frames.unsubscribed(command.request_id, names, is_list=is_list))
 

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
+from topics_server.cli.amounts import size
 from topics_server.cli.connection import ServerConnection, server_options, topic_path
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import confirm, format_options, show_object
@@ -35,6 +36,14 @@ def _path(topic: str, consumer: str, verb: str = "") -> str:
 @click.argument("consumer")
 @click.option("--from-seq", type=_SEQ, metavar="SEQ", help="Begin behind this seq.")
 @click.option("--head", is_flag=True, help="Begin at the head; default: at the earliest record.")
+@click.option(
+    "--hold-records",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Caps wait for the consumer until the topic has so many records.",
+)
+@click.option("--hold-bytes", type=size(1), help="The same in bytes; give both.")
+@click.option("--no-hold", is_flag=True, help="Caps do not wait for the consumer any more.")
 @format_options
 @server_options
 def put(
@@ -42,14 +51,29 @@ def put(
     consumer: str,
     from_seq: int | None,
     head: bool,
+    hold_records: int | None,
+    hold_bytes: int | None,
+    no_hold: bool,
     client: ServerConnection,
     as_json: bool,
 ) -> None:
-    """Make a CONSUMER of TOPIC; one that exists stays where it is."""
+    """Make a CONSUMER of TOPIC; one that exists stays where it is.
+
+    The options of a hold change that of a consumer that exists, too. They need the scope admin.
+    """
     if head and from_seq is not None:
         raise click.UsageError("--from-seq and --head: give one of them")
+    if (hold_records is None) != (hold_bytes is None):
+        raise click.UsageError("--hold-records and --hold-bytes: give both of them")
+    if no_hold and hold_records is not None:
+        raise click.UsageError("--no-hold and --hold-records: give one of them")
     start: int | str = "earliest" if from_seq is None else from_seq
-    body = msgspec.json.encode({"from": "head" if head else start})
+    asked: dict[str, object] = {"from": "head" if head else start}
+    if no_hold:
+        asked["hold"] = None
+    elif hold_records is not None:
+        asked["hold"] = {"max_records": hold_records, "max_bytes": hold_bytes}
+    body = msgspec.json.encode(asked)
     show_object(client.call("PUT", _path(topic, consumer), body, repeatable=True), as_json=as_json)
 
 

@@ -139,6 +139,11 @@ CONSUMER: Final = Section(
             "consumers of a topic", Limit("CONSUMERS_PER_TOPIC_MAX", "consumers"), "throttled"
         ),
         LimitRow("consumers of the server", Limit("CONSUMERS_MAX", "consumers"), "throttled"),
+        LimitRow(
+            "consumers with a `hold`, of a topic",
+            Limit("HOLDS_PER_TOPIC_MAX", "consumers"),
+            "throttled",
+        ),
     ),
 )
 DELETE: Final = Section(
@@ -168,6 +173,7 @@ WATCH: Final = Section(
     (
         LimitRow("`topics`", Limit("max_watch_topics", "topics")),
         LimitRow("`topic`, and each name in `topics`", _NAME),
+        LimitRow("`prefixes` of a session", Limit("LIVE_PREFIXES_MAX", "prefixes")),
         *_NODE_FILTER,
         *_FILTER,
         LimitRow(

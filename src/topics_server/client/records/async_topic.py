@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from topics_server.client.calls import place
 from topics_server.client.coroutine_client import CoroutineClient
 from topics_server.client.effects import Effects, new_key
@@ -16,6 +18,7 @@ from topics_server.client.records import topic_calls
 from topics_server.client.records.topic_calls import (
     AppendResult,
     ConsumerPlace,
+    Hold,
     NewRecord,
     RecordsPage,
 )
@@ -86,9 +89,18 @@ class AsyncTopicClient(CoroutineClient):
         }
         return await self._patiently(topic_calls.read(self.place, fields, wait_ms))
 
-    async def put_consumer(self, consumer: str, start: int | str = "earliest") -> ConsumerPlace:
-        """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is."""
-        return await self._patiently(topic_calls.put_consumer(self.place, consumer, start))
+    async def put_consumer(
+        self,
+        consumer: str,
+        start: int | str = "earliest",
+        *,
+        hold: Hold | UnsetType | None = UNSET,
+    ) -> ConsumerPlace:
+        """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is.
+
+        With `hold` the caps of the topic wait for it (`docs/CONSUMERS.md`); None ends that.
+        """
+        return await self._patiently(topic_calls.put_consumer(self.place, consumer, start, hold))
 
     async def consumer(self, consumer: str) -> ConsumerPlace:
         """Where a consumer is; raises `NotFound`."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from topics_server.client.blocking_client import BlockingClient
 from topics_server.client.calls import place
 from topics_server.client.effects import Effects, new_key
@@ -18,6 +20,7 @@ from topics_server.client.records import topic_calls
 from topics_server.client.records.topic_calls import (
     AppendResult,
     ConsumerPlace,
+    Hold,
     NewRecord,
     RecordsPage,
 )
@@ -88,9 +91,18 @@ class TopicClient(BlockingClient):
         }
         return self._patiently(topic_calls.read(self.place, fields, wait_ms))
 
-    def put_consumer(self, consumer: str, start: int | str = "earliest") -> ConsumerPlace:
-        """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is."""
-        return self._patiently(topic_calls.put_consumer(self.place, consumer, start))
+    def put_consumer(
+        self,
+        consumer: str,
+        start: int | str = "earliest",
+        *,
+        hold: Hold | UnsetType | None = UNSET,
+    ) -> ConsumerPlace:
+        """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is.
+
+        With `hold` the caps of the topic wait for it (`docs/CONSUMERS.md`); None ends that.
+        """
+        return self._patiently(topic_calls.put_consumer(self.place, consumer, start, hold))
 
     def consumer(self, consumer: str) -> ConsumerPlace:
         """Where a consumer is; raises `NotFound`."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics_server.client.calls import Call, QueueAddress, reader
 from topics_server.client.values import plain
@@ -76,8 +77,18 @@ class RecordsPage(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """How large a topic may become, beyond its caps, for a consumer that is behind."""
+
+    max_records: int
+    max_bytes: int
+
+
 class ConsumerPlace(msgspec.Struct, frozen=True):
-    """Where a consumer is; `created` and `moved`: what the call has changed."""
+    """Where a consumer is; `created` and `moved`: what the call has changed.
+
+    `held_records`: records that are there only because of its `hold`.
+    """
 
     consumer: str
     seq: int
@@ -86,6 +97,8 @@ class ConsumerPlace(msgspec.Struct, frozen=True):
     lag_ms: int
     created: bool = False
     moved: bool = False
+    hold: Hold | None = None
+    held_records: int = 0
 
 
 class _Deleted(msgspec.Struct):
@@ -132,9 +145,14 @@ def read(where: QueueAddress, fields: Mapping[str, Any], wait_ms: int) -> Call[R
     return msgspec.structs.replace(call, wait_ms=wait_ms)
 
 
-def put_consumer(where: QueueAddress, consumer: str, start: int | str) -> Call[ConsumerPlace]:
-    """Make a consumer; one that exists stays where it is."""
-    return _call("PUT", _consumer(where, consumer), {"from": start}, _read_place)
+def put_consumer(
+    where: QueueAddress, consumer: str, start: int | str, hold: Hold | UnsetType | None = UNSET
+) -> Call[ConsumerPlace]:
+    """Make a consumer; one that exists stays where it is, and gets the hold unless it is unset."""
+    body: dict[str, Any] = {"from": start}
+    if hold is not UNSET:
+        body["hold"] = hold
+    return _call("PUT", _consumer(where, consumer), body, _read_place)
 
 
 def get_consumer(where: QueueAddress, consumer: str) -> Call[ConsumerPlace]:

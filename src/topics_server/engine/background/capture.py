@@ -96,6 +96,11 @@ def prepare(topic: Topic) -> Captured:
             name: (at.seq, at.created_ts, at.committed_ts)
             for name, at in topic.consumers.known.items()
         },
+        holds={
+            name: at.hold
+            for name in topic.consumers.holding
+            if (at := topic.consumers.known.get(name)) is not None and at.hold is not None
+        },
     )
     return Captured(part, tail)
 
@@ -155,6 +160,9 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
         )
     if part.consumers:
         topic.consumers.known = {name: ConsumerAt(*at) for name, at in part.consumers.items()}
+    for name, hold in part.holds.items():
+        topic.consumers.known[name].hold = hold
+        topic.consumers.note_hold(name)
     if part.stream is not None:
         topic.stream = StreamState(part.stream)
     if part.cursors:

@@ -25,6 +25,8 @@ from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.delete import decide_expiry
 from topics_server.runtime.metrics import log
 from topics_server.values.entries import (
+    ConsumerDeleted,
+    ConsumerMoved,
     Entry,
     RecordsAppended,
     StreamChanged,
@@ -36,7 +38,7 @@ from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN, SNAPSHOTS_KEPT
 
 T = TypeVar("T")
 
-# How often topics with a TTL are checked, and the pause after a failure of a topic.
+# How often topics whose floor moves by itself are checked, and the pause after a failure.
 _EXPIRY_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
 # Topics examined in one loop turn.
@@ -124,7 +126,7 @@ class Sealer:
         if isinstance(entry, TopicPut | StreamChanged) or (
             isinstance(entry, RecordsAppended) and entry.creation is not None
         ):
-            self._note_ttl(topic)
+            self._note_expiring(topic)
         tail_bytes = topic.log.tail_bytes
         is_long = topic.log.tail_count >= self._rules.max_records
         if is_long or tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
@@ -133,13 +135,18 @@ class Sealer:
                 self._enqueue(topic_id)
         if applied.flips or applied.dead_segments:
             self._enqueue(topic_id)
+        elif isinstance(entry, ConsumerMoved | ConsumerDeleted):
+            if topic.consumers.holding:
+                self._expiring[topic_id] = None
+            elif topic_id in self._expiring:
+                self._note_expiring(topic)
 
     def adopt(self, topic: Topic) -> None:
         """Note a topic that recovery restored; most have no work to do."""
         config, log_ = topic.config, topic.log
         if topic.files.healed:
             self._healed.add(topic.topic_id)
-        if config.ttl_ms:
+        if config.ttl_ms or topic.consumers.holding:
             self._expiring[topic.topic_id] = None
         if log_.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
             self._note_aging(topic)
@@ -162,8 +169,9 @@ class Sealer:
                 self._enqueue(topic_id)
         self._healed.clear()
 
-    def _note_ttl(self, topic: Topic) -> None:
-        if topic.config.ttl_ms:
+    def _note_expiring(self, topic: Topic) -> None:
+        """Its floor moves by itself: with a TTL, or as the consumers go on that caps wait for."""
+        if topic.config.ttl_ms or topic.consumers.holding:
             self._expiring[topic.topic_id] = None
         else:
             self._expiring.pop(topic.topic_id, None)
@@ -201,7 +209,7 @@ class Sealer:
                 pass
 
     async def _look_at_clocks(self) -> None:
-        """Expire records past their TTL, and find tails worth a segment by age. In slices."""
+        """Move floors that are due, and find tails worth a segment by age. In slices."""
         now_ms = self._clock.now_ms()
         for number, topic_id in enumerate(list(self._expiring)):
             topic = self._registry.get(topic_id)
@@ -213,7 +221,7 @@ class Sealer:
             self._enqueue(topic_id)
 
     def expire(self) -> None:
-        """Submit every floor that is due by a TTL, so that a clean stop keeps what readers saw."""
+        """Submit every floor that is due by itself: a clean stop keeps what readers saw."""
         now_ms = self._clock.now_ms()
         for topic_id in self._expiring:
             topic = self._registry.get(topic_id)

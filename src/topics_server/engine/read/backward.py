@@ -17,7 +17,7 @@ from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailB
 from topics_server.engine.read.filtered import Search
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.topic import Topic
-from topics_server.values.limits import PAGE_SCAN_SLOTS_MAX, SEARCHED_AT_ONCE
+from topics_server.values.limits import PAGE_SCAN_SLOTS_MAX
 from topics_server.values.model import LossReason
 
 
@@ -193,7 +193,7 @@ class _Scan:
         """The segments to search together, from the run at `index` on downwards."""
         assert self._search is not None
         found: list[int] = []
-        while index >= 0 and len(found) < SEARCHED_AT_ONCE:
+        while index >= 0 and len(found) < self._search.searched_next:
             run = self._log.runs[index]
             index -= 1
             if not isinstance(run, SealedRun) or run.last_seq < low:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from topics_server.engine.answers import Piece
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock
-from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece
+from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, pieces_of_group
 from topics_server.engine.topic.deletion import FEW_SEQS_MAX, columns_of_seqs
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import BYTES_MARK, Block
@@ -94,8 +94,11 @@ def row_of(block: Block, row: int) -> Row:
     )
 
 
-def plan_rows(topic: Topic, seqs: Sequence[int]) -> PagePlan:
-    """The live ones of these seqs as a page: pieces in order, each of one block."""
+def plan_rows(topic: Topic, seqs: Sequence[int], *, alone: bool = False) -> PagePlan:
+    """The live ones of these seqs as a page: pieces in order, each of one block.
+
+    `alone`: few rows of a sealed group are read without the others, which nobody will want.
+    """
     log = topic.log
     pieces: list[Piece | SealedPiece] = []
     position = 0
@@ -111,14 +114,14 @@ def plan_rows(topic: Topic, seqs: Sequence[int]) -> PagePlan:
             if row >= 0 and not run.dead[row]:
                 rows.append(row)
         if rows:
-            pieces += _pieces_of(log, run, rows)
+            pieces += _pieces_of(log, run, rows, alone=alone)
     head_seq = log.head_seq
     return PagePlan(pieces, head_seq, head_seq, log.earliest_seq, None, 0, topic.epoch)
 
 
-def _pieces_of(log: Log, run: Run, rows: list[int]) -> list[Piece | SealedPiece]:
+def _pieces_of(log: Log, run: Run, rows: list[int], *, alone: bool) -> list[Piece | SealedPiece]:
     if isinstance(run, SealedRun):
-        return _sealed_pieces(log, run, rows)
+        return _sealed_pieces(log, run, rows, alone=alone)
     if isinstance(run, TailBlock):
         return [Piece(run.block, rows)]
     assert isinstance(run, OpenBlock)
@@ -126,7 +129,9 @@ def _pieces_of(log: Log, run: Run, rows: list[int]) -> list[Piece | SealedPiece]
     return [Piece(run.block_of(first, rows[-1] + 1), [row - first for row in rows])]
 
 
-def _sealed_pieces(log: Log, run: SealedRun, rows: list[int]) -> list[Piece | SealedPiece]:
+def _sealed_pieces(
+    log: Log, run: SealedRun, rows: list[int], *, alone: bool
+) -> list[Piece | SealedPiece]:
     """One piece per group of rows that are fetched together; damaged rows are not fetched."""
     pieces: list[Piece | SealedPiece] = []
     groups: dict[tuple[int, int], list[int]] = {}
@@ -140,6 +145,9 @@ def _sealed_pieces(log: Log, run: SealedRun, rows: list[int]) -> list[Piece | Se
                 end = min(end, hole.first_seq - run.first_seq)
         groups.setdefault((first, end), []).append(row)
     for (first, end), picked in groups.items():
+        if alone:
+            pieces += pieces_of_group(run.segment_id, first, end, picked)
+            continue
         fetch = Fetch(run.segment_id, first, end)
         pieces.append(SealedPiece(fetch, [row - first for row in picked]))
     return pieces

@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 from topics_server.engine.filters import AllOf, AnyOf, Filter, Matcher, NodeLeaf, Not, TagLeaf
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.engine.ports import SealedIndex
-from topics_server.values.limits import PAGE_LOOKUPS_MAX, SEARCHED_SEGMENTS_MAX
+from topics_server.values.limits import (
+    PAGE_LOOKUPS_MAX,
+    SEARCHED_AT_ONCE,
+    SEARCHED_SEGMENTS_MAX,
+)
 from topics_server.values.model import TagMatch
 
 TagSearch = Callable[[TagMatch], Sequence[int]]
@@ -25,6 +29,9 @@ _Bits = NDArray[Any]
 
 def search_segment(index: SealedIndex, wanted: Filter, find_tags: TagSearch) -> Rows:
     """*Blocking.* The rows of a segment that pass; raises `StorageError` of its index."""
+    if isinstance(wanted, TagLeaf) and len(wanted.matches) == 1 and not wanted.matches[0].is_prefix:
+        # The index has the rows of one tag as they are wanted: the cost is that of the matches.
+        return np.asarray(find_tags(wanted.matches[0]), np.int64)
     rows: Rows = np.flatnonzero(_bits(index, wanted, find_tags)).astype(np.int64)
     return rows
 
@@ -80,6 +87,11 @@ class Search:
     def is_spent(self) -> bool:
         """Whether the page ends before the next unsearched segment."""
         return len(self.found) >= SEARCHED_SEGMENTS_MAX
+
+    @property
+    def searched_next(self) -> int:
+        """How many segments are searched together next: the first one often has enough."""
+        return min(SEARCHED_AT_ONCE, max(1, 2 * len(self.found)))
 
     def live_rows(self, run: Run, first_row: int, end_row: int) -> Rows:
         """The live rows of a range that pass, ascending; a sealed run must have been searched."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,21 +27,25 @@ from topics_server.values.blocks import Block
 from topics_server.values.limits import (
     BLOCK_RECORDS_MAX,
     PAGE_SCAN_SLOTS_MAX,
-    SEARCHED_AT_ONCE,
     SEQ_MAX,
 )
 from topics_server.values.model import LossReason
+
+# Up to so many rows of a group are read one by one.
+FEW_ROWS: Final = 4
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False):
     """Rows `first_row .. end_row - 1` of a segment, to be read as one block.
 
-    An aligned group of `BLOCK_RECORDS_MAX` rows, cut at damaged rows: worth caching.
+    An aligned group of `BLOCK_RECORDS_MAX` rows, cut at damaged rows, which is worth caching; or a
+    few rows of one, if the page has only those.
     """
 
     segment_id: int
     first_row: int
     end_row: int
+    is_group: bool = True
 
 
 class SealedPiece(msgspec.Struct, frozen=True, gc=False):
@@ -306,9 +311,8 @@ class _Scan:
         for each in picked:
             groups.setdefault(each - each % BLOCK_RECORDS_MAX, []).append(each)
         for group, inside in groups.items():
-            first = max(low, group)
-            fetch = Fetch(run.segment_id, first, min(high, group + BLOCK_RECORDS_MAX))
-            self.pieces.append(SealedPiece(fetch, _shifted(inside, first)))
+            first, last = max(low, group), min(high, group + BLOCK_RECORDS_MAX)
+            self.pieces += pieces_of_group(run.segment_id, first, last, inside)
         self.limit -= len(picked)
         self.scanned += len(picked)
         if self.limit == 0 or stop < end:
@@ -403,7 +407,7 @@ def _next_segments(log: Log, index: int, last: int, search: Search) -> tuple[int
             break
         if run.live_count and run.segment_id not in search.found:
             found.append(run.segment_id)
-            if len(found) == SEARCHED_AT_ONCE:
+            if len(found) == search.searched_next:
                 break
     return tuple(found)
 
@@ -420,6 +424,18 @@ def _kept(run: Run, rows: Rows, nodes: frozenset[str]) -> Rows:
     column = run.block.nodes if isinstance(run, TailBlock) else run.nodes
     kept = [position for position, row in enumerate(rows.tolist()) if column[row] not in nodes]
     return np.asarray(kept, np.int64)
+
+
+def pieces_of_group(
+    segment_id: int, first: int, end: int, rows: Sequence[int]
+) -> list[Piece | SealedPiece]:
+    """The pieces of these rows, all in `first .. end - 1`: of the group, or each row alone.
+
+    A page of rare rows would otherwise read and unpack hundreds of others for each of its own.
+    """
+    if len(rows) > FEW_ROWS:
+        return [SealedPiece(Fetch(segment_id, first, end), _shifted(rows, first))]
+    return [SealedPiece(Fetch(segment_id, row, row + 1, is_group=False), range(1)) for row in rows]
 
 
 def _shifted(rows: Sequence[int], offset: int) -> Sequence[int]:

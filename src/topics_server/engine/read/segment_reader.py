@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from topics_server.engine.answers import Page
+from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import Rows
 from topics_server.engine.ports import Offload, SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache
@@ -20,7 +21,7 @@ from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
 from topics_server.values.errors import Damaged, StorageError
-from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX
+from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX, BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch
 
 
@@ -52,10 +53,20 @@ class Fetcher:
         return complete(plan, fetched)
 
     def _cached(self, topic_id: int, fetch: Fetch) -> Block | None:
+        if not fetch.is_group:
+            return self._cut(topic_id, fetch)
         block = self._cache.get((topic_id, fetch.segment_id, fetch.first_row))
         if block is None or block.count != fetch.end_row - fetch.first_row:
             return None
         return block
+
+    def _cut(self, topic_id: int, fetch: Fetch) -> Block | None:
+        """A few rows of a group that is in memory."""
+        group = fetch.first_row - fetch.first_row % BLOCK_RECORDS_MAX
+        block = self._cache.get((topic_id, fetch.segment_id, group))
+        if block is None or block.count < fetch.end_row - group:
+            return None
+        return slice_block(block, fetch.first_row - group, fetch.end_row - group)
 
     async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
         """The page of a plan; `None` if the plan must be made again.
@@ -74,12 +85,33 @@ class Fetcher:
                 fetched[fetch] = block
             else:
                 missing.append(fetch)
+        if len(missing) > 1:
+            fetched |= await self._offload.run(partial(self._read_all, topic_id, missing))
         for fetch in missing:
+            block = fetched.get(fetch)
+            if block is not None:
+                self._keep(topic_id, fetch, block)
+                continue
             block = await self._read(topic, fetch, plan)
             if block is None:
                 return None
             fetched[fetch] = block
         return complete(plan, fetched)
+
+    def _read_all(self, topic_id: int, wanted: Sequence[Fetch]) -> dict[Fetch, Block]:
+        """*Blocking.* The blocks of a page, up to the first that is not read without more ado."""
+        found: dict[Fetch, Block] = {}
+        for fetch in wanted:
+            at = topic_id, fetch.segment_id, fetch.first_row
+            try:
+                found[fetch] = self._segments.read(*at, fetch.end_row)
+            except StorageError:
+                break
+        return found
+
+    def _keep(self, topic_id: int, fetch: Fetch, block: Block) -> None:
+        if fetch.is_group:
+            self._cache.put((topic_id, fetch.segment_id, fetch.first_row), block)
 
     async def _read(self, topic: Topic, fetch: Fetch, plan: PagePlan) -> Block | None:
         topic_id = topic.topic_id
@@ -102,7 +134,7 @@ class Fetcher:
                     raise
                 return None
             else:
-                self._cache.put(at, block)
+                self._keep(topic_id, fetch, block)
                 return block
 
     def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:

@@ -77,12 +77,14 @@ class WatchSessions:
         owner: str | None = None,
         sharing: Mapping[str, Sequence[str]] = MappingProxyType({}),
         wanted: str | None = None,
+        prefixes: tuple[str, ...] = (),
+        acks: Mapping[str, str] = MappingProxyType({}),
     ) -> WatchSession:
         """A new session that starts at these cursors (it makes its own), safe from a kill.
 
-        `owner`, and `wanted` as its filter, are stored: see `entries.SessionOpened`. `sharing`: for
-        each prefix of its key, the owners that have it, too. Raises `throttled` when a limit of
-        sessions is reached.
+        `owner`, `wanted` as its filter, `prefixes` and `acks` are stored: see
+        `entries.SessionOpened`. `sharing`: for each prefix of its key, the owners that have it,
+        too. Raises `throttled` when a limit of sessions is reached.
         """
         now_ms = self._clock.now_ms()
         self._reclaim(now_ms)
@@ -97,7 +99,7 @@ class WatchSessions:
         self._check_sharing(sharing)
         positions = [CursorAt(at.name, at.topic_id, at.epoch, at.seq) for at in cursors]
         wid = f"wid_{random_id(_WID_BYTES)}"
-        entry = SessionOpened(wid, now_ms, options, positions, owner, wanted)
+        entry = SessionOpened(wid, now_ms, options, positions, owner, wanted, prefixes, dict(acks))
         ticket = self._submit(entry)
         if ticket is not None:
             await self._opened(ticket, owner)

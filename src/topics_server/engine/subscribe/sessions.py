@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -31,8 +32,10 @@ from topics_server.values.storage_types import SESSIONS_PARTS, SessionImage, Ses
 
 # Cursors in one captured part: about as many as one slice encodes.
 _PART_CURSORS: Final = 1_000
-# Characters of a filter that count as one cursor when parts are sized.
+# Characters of a filter and of prefixes that count as one cursor when parts are sized.
 _CURSOR_CHARS: Final = 64
+# Most sessions share it.
+_NO_ACKS: Final[Mapping[str, str]] = MappingProxyType({})
 _NOTHING: Final = Applied()
 
 
@@ -42,10 +45,12 @@ class WatchSession:
     `is_streaming`: a stream is open, or was open when the server stopped. `is_restored`: a restart
     restored it, and no stream has opened since. `lsn`: the newest included entry. `noted`: a hash
     of the positions journaled last, None if not known. `stream`: the connection that serves it now;
-    a new stream ends it; never journaled. `owner`, `filter`: see `entries.SessionOpened`.
+    a new stream ends it; never journaled. `owner`, `filter`, `prefixes`, `acks`: see
+    `entries.SessionOpened`.
     """
 
     __slots__ = (
+        "acks",
         "cursors",
         "filter",
         "is_restored",
@@ -56,6 +61,7 @@ class WatchSession:
         "opened_ts",
         "options",
         "owner",
+        "prefixes",
         "stream",
         "stream_count",
         "wid",
@@ -69,10 +75,14 @@ class WatchSession:
         opened_ts: int,
         owner: str | None = None,
         wanted: str | None = None,
+        prefixes: tuple[str, ...] = (),
+        acks: Mapping[str, str] = _NO_ACKS,
     ) -> None:
         self.wid = wid
         self.owner = owner
         self.filter = wanted
+        self.prefixes = prefixes
+        self.acks = acks
         self.options = options
         self.cursors: dict[str, Cursor] = {}
         self.move(cursors)
@@ -139,7 +149,14 @@ class SessionTable:
         session = self._sessions.get(entry.wid)
         if session is None:
             session = WatchSession(
-                entry.wid, entry.options, entry.cursors, entry.ts, entry.owner, entry.filter
+                entry.wid,
+                entry.options,
+                entry.cursors,
+                entry.ts,
+                entry.owner,
+                entry.filter,
+                entry.prefixes,
+                entry.acks or _NO_ACKS,
             )
             session.take_note()
             self._keep(session)
@@ -261,7 +278,8 @@ class SessionTable:
                 continue  # expired while others were captured
             images.append(_image_of(session))
             cursor_count += 1 + len(session.cursors)
-            cursor_count += len(session.filter or "") // _CURSOR_CHARS
+            chars = len(session.filter or "") + sum(map(len, session.prefixes))
+            cursor_count += chars // _CURSOR_CHARS + len(session.acks)
             if cursor_count >= _PART_CURSORS:
                 yield msgspec.msgpack.encode(
                     SessionsPart(SESSIONS_PARTS.version, applied_lsn, images)
@@ -282,6 +300,8 @@ class SessionTable:
                 image.opened_ts,
                 image.owner,
                 image.filter,
+                image.prefixes,
+                image.acks or _NO_ACKS,
             )
             session.last_used_ts = image.last_used_ts
             session.is_streaming = image.is_streaming
@@ -310,6 +330,8 @@ def _image_of(session: WatchSession) -> SessionImage:
         session.lsn,
         session.owner,
         session.filter,
+        session.prefixes,
+        dict(session.acks),
     )
 
 

@@ -3,14 +3,17 @@
 The floor is the first seq not lost involuntarily. TTL: records older than `ttl_ms` are gone, so the
 floor is behind the last live one of them; records deleted before they expired do not move it. Caps:
 after an append at most `cap_records` live records and `cap_bytes` bytes remain; the newest record
-always stays, even when it alone is larger than `cap_bytes`. Deletes in flight do not count as free
-space: they may fail. A record that was once found expired stays expired when the clock is set back:
-`Log.expired_seq` remembers it. The clock is not checked: a clock that ran ahead for a moment
-expires the records of that moment and no later ones. Called by `writes/`, `topic` and
-`engine/read/page`.
+always stays, even when it alone is larger than `cap_bytes`. What a consumer with a hold has not
+finished stays as well, as long as the topic is within the bounds of the hold. Deletes in flight do
+not count as free space: they may fail. A record that was once found expired stays expired when the
+clock is set back: `Log.expired_seq` remembers it. The clock is not checked: a clock that ran ahead
+for a moment expires the records of that moment and no later ones. Called by `writes/`, `topic`,
+`engine/consumers` and `engine/read/page`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from topics_server.engine.log.log import Log
 from topics_server.engine.topic.staging import Staging
@@ -18,7 +21,10 @@ from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import record_bytes
 from topics_server.values.entries import Floor, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.model import Discard, LossReason, TopicConfig
+from topics_server.values.model import ConsumerHold, Discard, LossReason, TopicConfig
+
+# Seq and hold of the consumers that caps wait for.
+Holds = Sequence[tuple[int, ConsumerHold]]
 
 
 def first_unexpired(log: Log, ttl_ms: int, now_ms: int) -> int:
@@ -47,17 +53,28 @@ def _expires(log: Log, since_ms: int) -> bool:
     return log.expired_seq > earliest
 
 
-def standing_floor(log: Log, staging: Staging, config: TopicConfig, now_ms: int) -> Floor | None:
+def standing_floor(
+    log: Log, staging: Staging, config: TopicConfig, now_ms: int, holds: Holds = ()
+) -> Floor | None:
     """The floor that is due without an append: TTL, and caps that were tightened."""
     start = max(log.evict_floor, staging.floor_seq)
     expired = max(start, expired_floor(log, config.ttl_ms, now_ms))
     floor = expired
     if config.discard is Discard.OLD and (config.cap_records or config.cap_bytes):
         have = _projected(log, staging, expired)
-        over = _over(config, *have)
-        if max(over) > 0:
-            floor = max(floor, _evict_point(log, staging, expired, over, None))
+        floor = _cap_point(log, staging, config, expired, have, holds, None)
     return _floor(start, expired, floor)
+
+
+def held_by(log: Log, staging: Staging, config: TopicConfig, now_ms: int, seq: int) -> int:
+    """How many records the caps have left to a consumer that has finished up to `seq`."""
+    if config.discard is not Discard.OLD or not (config.cap_records or config.cap_bytes):
+        return 0
+    expired = max(log.evict_floor, expired_floor(log, config.ttl_ms, now_ms))
+    have = _projected(log, staging, expired)
+    first = max(seq + 1, expired)
+    point = _cap_point(log, staging, config, expired, have, (), None)
+    return log.live_between(first, point - 1)[0] if first < point else 0
 
 
 def append_floor(
@@ -67,6 +84,7 @@ def append_floor(
     decoded: DecodedAppend,
     now_ms: int,
     name: str,
+    holds: Holds = (),
     slots: int = 0,
 ) -> Floor | None:
     """The records that appending these loses, themselves included, so that the caps hold exactly.
@@ -77,13 +95,41 @@ def append_floor(
     start = max(log.evict_floor, staging.floor_seq)
     expired = max(start, expired_floor(log, config.ttl_ms, now_ms))
     have_count, have_bytes = _projected(log, staging, expired)
-    over = _over(config, have_count + decoded.count, have_bytes + decoded.weight)
+    have = (have_count + decoded.count, have_bytes + decoded.weight)
     floor = expired
-    if max(over) > 0:
+    if max(_over(config.cap_records, config.cap_bytes, *have)) > 0:
         if config.discard is Discard.REJECT:
             raise _full(name, config, have_count, have_bytes)
-        floor = _evict_point(log, staging, expired, over, decoded, slots)
+        floor = _cap_point(log, staging, config, expired, have, holds, decoded, slots)
     return _floor(start, expired, floor)
+
+
+def _cap_point(
+    log: Log,
+    staging: Staging,
+    config: TopicConfig,
+    seq: int,
+    have: tuple[int, int],
+    holds: Holds,
+    decoded: DecodedAppend | None,
+    slots: int = 0,
+) -> int:
+    """The seq behind the records that caps evict from `seq` on, of the records and bytes there."""
+    over = _over(config.cap_records, config.cap_bytes, *have)
+    if max(over) <= 0:
+        return seq
+    kept: int | None = None
+    for done_seq, hold in holds:
+        # Behind the last record that it has finished: records deleted since are not lost.
+        first = max(seq, log.last_live_below(done_seq + 1) + 1)
+        beyond = _over(hold.max_records, hold.max_bytes, *have)
+        if max(beyond) > 0:
+            first = max(first, _evict_point(log, staging, seq, beyond, decoded, slots))
+        kept = first if kept is None else min(kept, first)
+    if kept == seq:
+        return seq
+    point = _evict_point(log, staging, seq, over, decoded, slots)
+    return point if kept is None else min(point, kept)
 
 
 def _floor(start: int, expired: int, floor: int) -> Floor | None:
@@ -95,11 +141,11 @@ def _floor(start: int, expired: int, floor: int) -> Floor | None:
     return Floor(floor, LossReason.CAP if expired == start else LossReason.MIXED)
 
 
-def _over(config: TopicConfig, count: int, weight: int) -> tuple[int, int]:
-    """By how many records and bytes the caps are exceeded; at most 0 if they are not."""
+def _over(max_records: int, max_bytes: int, count: int, weight: int) -> tuple[int, int]:
+    """By how many records and bytes caps are exceeded; at most 0 if they are not, or are off."""
     return (
-        count - config.cap_records if config.cap_records else 0,
-        weight - config.cap_bytes if config.cap_bytes else 0,
+        count - max_records if max_records else 0,
+        weight - max_bytes if max_bytes else 0,
     )
 
 

@@ -187,8 +187,7 @@ class Topic:
         elif isinstance(entry, StreamChanged):
             self.as_stream().stage(lsn, entry.facts)
         elif isinstance(entry, _OF_CONSUMERS):
-            seq = entry.seq if isinstance(entry, ConsumerMoved) else None
-            self.consumers.stage(lsn, entry.consumer, seq)
+            self.consumers.stage(lsn, entry)
         if isinstance(entry, _OF_PRODUCERS) and entry.producer is not None:
             count = 0 if isinstance(entry, StreamChanged) else entry.count
             self.producers.stage(lsn, entry.producer, entry.first_seq, count, entry.ts)

@@ -42,7 +42,7 @@ def test_only_topics_is_required() -> None:
             shown=META | DATA,
             strong=False,
         ),
-        positions={},
+        positions=None,
     )
 
 

@@ -27,6 +27,7 @@ from topics_server.values.storage_types import SessionImage, SessionsPart
 VECTOR: Final = Path(__file__).parents[3] / "vectors" / "snapshots" / "sessions.part"
 OWNED_VECTOR: Final = VECTOR.with_name("sessions_owned.part")
 FILTERED_VECTOR: Final = VECTOR.with_name("sessions_filtered.part")
+GROWING_VECTOR: Final = VECTOR.with_name("sessions_growing.part")
 TS: Final = 1_700_000_000_000
 TTL_MS: Final = 1_000
 OPTIONS: Final = SessionOptions(["u1"], 100, 65_536, 15_000, 6, True)
@@ -350,17 +351,35 @@ GOLDEN: Final = SessionsPart(
 OWNER: Final = "3c0a9f9d0c5e4c1f8a2b7d6e5f403122"
 
 
-def test_golden_part() -> None:
-    part = FILTERED_VECTOR.read_bytes()
+def golden_part() -> SessionsPart:
+    """A part with all that a session may have."""
     first, second = GOLDEN.sessions
-    filtered = replace(
-        GOLDEN, sessions=[replace(first, owner=OWNER), replace(second, filter='["Not", "sent"]')]
-    )
-    assert msgspec.msgpack.encode(filtered) == part
+    first = replace(first, owner=OWNER, prefixes=("orders.", ""))
+    second = replace(second, filter='["Not", "sent"]', acks={"jobs": "billing"})
+    return replace(GOLDEN, sessions=[first, second])
+
+
+def test_golden_part() -> None:
+    part = GROWING_VECTOR.read_bytes()
+    assert msgspec.msgpack.encode(golden_part()) == part
     table = SessionTable()
     table.restore(part)
     assert list(table.capture()) == [part]
     assert [session.filter for session in table] == [None, '["Not", "sent"]']
+    assert [session.prefixes for session in table] == [("orders.", ""), ()]
+    assert [dict(session.acks) for session in table] == [{}, {"jobs": "billing"}]
+
+
+def test_a_part_from_before_there_were_prefixes_has_none() -> None:
+    first, second = GOLDEN.sessions
+    filtered = replace(
+        GOLDEN, sessions=[replace(first, owner=OWNER), replace(second, filter='["Not", "sent"]')]
+    )
+    table = SessionTable()
+    table.restore(FILTERED_VECTOR.read_bytes())
+    assert list(table.capture()) == [msgspec.msgpack.encode(filtered)]
+    assert [session.filter for session in table] == [None, '["Not", "sent"]']
+    assert [session.prefixes for session in table] == [(), ()]
 
 
 def test_a_part_from_before_there_were_filters_has_none() -> None:
@@ -377,6 +396,14 @@ def test_a_filter_survives_a_restart(desk: Desk) -> None:
     desk.commit(SessionOpened("w", TS, OPTIONS, AT, OWNER, '"paid"'))
     for again in (restarted([], desk.entries), restarted(list(desk.table.capture()), [])):
         assert [session.filter for session in again.table] == ['"paid"']
+
+
+def test_prefixes_and_consumers_survive_a_restart(desk: Desk) -> None:
+    made = SessionOpened("w", TS, OPTIONS, AT, prefixes=("a.", "b."), acks={"t": "c"})
+    desk.commit(made)
+    for again in (restarted([], desk.entries), restarted(list(desk.table.capture()), [])):
+        (session,) = again.table
+        assert (session.prefixes, session.acks) == (("a.", "b."), {"t": "c"})
 
 
 def test_large_filters_are_captured_in_several_parts(desk: Desk) -> None:

@@ -48,6 +48,7 @@ from topics_server.values.errors import Corrupt
 from topics_server.values.limits import FRAME_BYTES_MAX, PRODUCER_NUMBER_MAX
 from topics_server.values.model import (
     Ancestor,
+    ConsumerHold,
     Discard,
     Durability,
     Guarantee,
@@ -145,6 +146,10 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
     "session_opened_filtered": (
         9,
         SessionOpened(WID, TS, OPTIONS, AT, filter='["Not", "sent"]'),
+    ),
+    "session_opened_growing": (
+        9,
+        SessionOpened(WID, TS, OPTIONS, AT, prefixes=("orders.", ""), acks={"jobs": "billing"}),
     ),
     "session_moved": (10, SessionMoved(WID, TS, True, AT[:1])),
     "sessions_closed": (11, SessionsClosed([WID, "wid_other"], TS)),
@@ -250,6 +255,11 @@ DEFINITION: Final = ViewDefinition(
 GOLDEN["view_put"] = (12, ViewPut(3, "orders", "by-tag", TS, DEFINITION))
 GOLDEN["view_deleted"] = (13, ViewDeleted(3, "orders", "by-tag", TS))
 GOLDEN["consumer_moved"] = (14, ConsumerMoved(7, TS, "billing", 41))
+GOLDEN["consumer_moved_hold"] = (
+    14,
+    ConsumerMoved(7, TS, "billing", 41, ConsumerHold(100_000, 2**30)),
+)
+GOLDEN["consumer_moved_free"] = (14, ConsumerMoved(7, TS, "billing", 41, None))
 GOLDEN["consumer_deleted"] = (15, ConsumerDeleted(7, TS, "billing"))
 
 

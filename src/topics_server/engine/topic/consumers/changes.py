@@ -6,12 +6,15 @@ nothing. Called by `engine/consumers` (decide) and `writes/apply`.
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from topics_server.engine.topic.applied import NOTHING, Applied
 from topics_server.engine.topic.consumers.positions import ConsumerAt
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import ConsumerDeleted, ConsumerMoved
 from topics_server.values.errors import Code, TopicsError, clipped, invalid
-from topics_server.values.limits import CONSUMERS_PER_TOPIC_MAX
+from topics_server.values.limits import CONSUMERS_PER_TOPIC_MAX, HOLDS_PER_TOPIC_MAX
+from topics_server.values.model import ConsumerHold
 
 
 def consumer_not_found(topic: str, consumer: str) -> TopicsError:
@@ -27,17 +30,36 @@ def too_many_consumers(limit: str, most: int) -> TopicsError:
     return TopicsError(Code.THROTTLED, message, {"limit": limit, "max": most})
 
 
-def decide_consumer(topic: Topic, name: str, seq: int, now_ms: int) -> ConsumerMoved | None:
-    """The creation of a consumer at a seq; None if it exists, or is being made.
+def decide_consumer(
+    topic: Topic,
+    name: str,
+    seq: int,
+    now_ms: int,
+    hold: ConsumerHold | UnsetType | None = UNSET,
+) -> ConsumerMoved | None:
+    """The creation of a consumer at a seq, or another hold of one that exists and stays there.
 
-    Raises `throttled` beyond the cap of a topic.
+    None if nothing changes; an unset `hold` changes none. Raises `throttled` beyond the caps of a
+    topic.
     """
     consumers = topic.consumers
-    if consumers.newest_seq(name) is not None:
+    newest = consumers.newest(name)
+    if newest is None:
+        if consumers.count >= CONSUMERS_PER_TOPIC_MAX:
+            raise too_many_consumers("max_consumers_per_topic", CONSUMERS_PER_TOPIC_MAX)
+        seq, before = min(seq, topic.log.head_seq), None
+    elif hold is UNSET or hold == newest.hold:
         return None
-    if consumers.count >= CONSUMERS_PER_TOPIC_MAX:
-        raise too_many_consumers("max_consumers_per_topic", CONSUMERS_PER_TOPIC_MAX)
-    return ConsumerMoved(topic.topic_id, now_ms, name, min(seq, topic.log.head_seq))
+    else:
+        seq, before = newest
+    if hold is not UNSET and hold is not None and before is None:
+        if len(consumers.holds()) >= HOLDS_PER_TOPIC_MAX:
+            message = f"the caps of the topic wait for {HOLDS_PER_TOPIC_MAX} consumers already"
+            detail = {"limit": "max_holds_per_topic", "max": HOLDS_PER_TOPIC_MAX}
+            raise TopicsError(Code.THROTTLED, message, detail)
+    elif newest is None:
+        hold = UNSET
+    return ConsumerMoved(topic.topic_id, now_ms, name, seq, hold)
 
 
 def decide_commit(
@@ -48,9 +70,10 @@ def decide_commit(
     `if_seq`: where the consumer has to be. Raises `consumer_not_found`, `condition_failed`, and
     `invalid_request` for a seq above the head.
     """
-    newest = topic.consumers.newest_seq(name)
-    if newest is None:
+    place = topic.consumers.newest(name)
+    if place is None:
         raise consumer_not_found(topic.name, name)
+    newest = place.seq
     if if_seq is not None and if_seq != newest:
         message = f'consumer "{name}" is at {newest}, not {if_seq}'
         detail = {"topic": topic.name, "consumer": name, "reason": "seq", "seq": newest}
@@ -64,22 +87,26 @@ def decide_commit(
 
 def decide_consumer_delete(topic: Topic, name: str, now_ms: int) -> ConsumerDeleted | None:
     """The end of a consumer; None if there is none."""
-    if topic.consumers.newest_seq(name) is None:
+    if topic.consumers.newest(name) is None:
         return None
     return ConsumerDeleted(topic.topic_id, now_ms, name)
 
 
 def apply_consumer(topic: Topic, lsn: int, entry: ConsumerMoved | ConsumerDeleted) -> Applied:
-    """Make, move or forget a consumer."""
+    """Make, move or forget a consumer, or let caps leave something else to it."""
     consumers = topic.consumers
     consumers.unstage(lsn, entry.consumer)
     if isinstance(entry, ConsumerDeleted):
         consumers.known.pop(entry.consumer, None)
+        consumers.note_hold(entry.consumer)
         return NOTHING
     known = consumers.known.get(entry.consumer)
     if known is None:
-        consumers.known[entry.consumer] = ConsumerAt(entry.seq, entry.ts, entry.ts)
-    else:
+        known = consumers.known[entry.consumer] = ConsumerAt(entry.seq, entry.ts, entry.ts)
+    elif known.seq != entry.seq:
         known.seq = entry.seq
         known.committed_ts = entry.ts
+    if entry.hold is not UNSET:
+        known.hold = entry.hold
+        consumers.note_hold(entry.consumer)
     return NOTHING

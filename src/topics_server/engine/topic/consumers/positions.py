@@ -7,35 +7,65 @@ count when the next one is decided, and are undone as a suffix. Changed by `topi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
+from msgspec import UNSET
+
+from topics_server.values.entries import ConsumerDeleted, ConsumerMoved
+from topics_server.values.model import ConsumerHold
 
 
 class ConsumerAt(msgspec.Struct):
-    """One consumer; times in ms. `seen_ts`: its last call; None: none since the start."""
+    """One consumer; times in ms. `seen_ts`: its last call; None: none since the start.
+
+    `hold`: what caps leave to it.
+    """
 
     seq: int
     created_ts: int
     committed_ts: int
     seen_ts: int | None = None
+    hold: ConsumerHold | None = None
+
+
+class Place(NamedTuple):
+    """Where a consumer is, and what caps leave to it."""
+
+    seq: int
+    hold: ConsumerHold | None
 
 
 class Consumers:
-    """The consumers of a topic by name; `known` are the applied ones."""
+    """The consumers of a topic by name; `known` are the applied ones.
 
-    __slots__ = ("_staged", "known")
+    `holding`: at least those that caps leave something to, applied or in flight.
+    """
+
+    __slots__ = ("_staged", "holding", "known")
 
     def __init__(self) -> None:
         self.known: dict[str, ConsumerAt] = {}
-        # By name: lsn and seq of the entries in flight, oldest first; None: it is deleted.
-        self._staged: dict[str, list[tuple[int, int | None]]] = {}
+        self.holding: frozenset[str] = frozenset()
+        # By name: lsn and place of the entries in flight, oldest first; None: it is deleted.
+        self._staged: dict[str, list[tuple[int, Place | None]]] = {}
 
-    def newest_seq(self, name: str) -> int | None:
+    def newest(self, name: str) -> Place | None:
         """Where a consumer will be with all that is in flight; None: it will not exist."""
         staged = self._staged.get(name)
         if staged:
             return staged[-1][1]
         known = self.known.get(name)
-        return None if known is None else known.seq
+        return None if known is None else Place(known.seq, known.hold)
+
+    def holds(self) -> list[tuple[int, ConsumerHold]]:
+        """The seq and the hold of each consumer that has one, with all that is in flight."""
+        found: list[tuple[int, ConsumerHold]] = []
+        for name in self.holding:
+            place = self.newest(name)
+            if place is not None and place.hold is not None:
+                found.append((place.seq, place.hold))
+        return found
 
     def staged_lsn(self, name: str) -> int | None:
         """The newest entry in flight of a consumer."""
@@ -48,9 +78,18 @@ class Consumers:
         known = self.known
         return len(known) + sum(name not in known for name in self._staged)
 
-    def stage(self, lsn: int, name: str, seq: int | None) -> None:
+    def stage(self, lsn: int, entry: ConsumerMoved | ConsumerDeleted) -> None:
         """Note an entry in flight."""
-        self._staged.setdefault(name, []).append((lsn, seq))
+        name, place = entry.consumer, None
+        if isinstance(entry, ConsumerMoved):
+            hold = entry.hold
+            if hold is UNSET:
+                before = self.newest(name)
+                hold = None if before is None else before.hold
+            place = Place(entry.seq, hold)
+            if hold is not None:
+                self.holding |= {name}
+        self._staged.setdefault(name, []).append((lsn, place))
 
     def unstage(self, lsn: int, name: str) -> None:
         """Forget an entry that was applied or has failed; in replay none was in flight."""
@@ -59,3 +98,12 @@ class Consumers:
             self._staged[name] = staged
         else:
             self._staged.pop(name, None)
+        self.note_hold(name)
+
+    def note_hold(self, name: str) -> None:
+        """A consumer has changed: note whether caps leave something to it."""
+        known = self.known.get(name)
+        if known is not None and known.hold is not None:
+            self.holding |= {name}
+        elif self.holding and name not in self._staged:
+            self.holding -= {name}

@@ -74,8 +74,9 @@ def decide_append(
     ts = max(now_ms, log.last_ts, staging.last_ts)
     floor = None
     if config.cap_records or config.cap_bytes:
-        name = topic.name
-        floor = retention.append_floor(log, staging, config, decoded, now_ms, name)
+        name, consumers = topic.name, topic.consumers
+        holds = consumers.holds() if consumers.holding else ()
+        floor = retention.append_floor(log, staging, config, decoded, now_ms, name, holds)
     first_seq = max(log.head_seq, staging.last_seq) + 1
     assert floor is None or floor.seq < first_seq + decoded.count, "the newest record stays"
     return RecordsAppended(
@@ -111,8 +112,9 @@ def decide_page(
     assert decoded.count + slots > 0
     floor = None
     if decoded.count and (config.cap_records or config.cap_bytes):
+        holds = topic.consumers.holds()
         floor = retention.append_floor(
-            log, topic.staging, config, decoded, now_ms, topic.name, slots
+            log, topic.staging, config, decoded, now_ms, topic.name, holds, slots
         )
     return RecordsAppended(
         topic_id=topic.topic_id,

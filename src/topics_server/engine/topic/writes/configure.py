@@ -31,7 +31,8 @@ def decide_put(topic: Topic, config: TopicConfig, now_ms: int) -> TopicPut | Non
         )
     if config == old:
         return None
-    floor = retention.standing_floor(topic.log, topic.staging, old, now_ms)
+    holds = topic.consumers.holds()
+    floor = retention.standing_floor(topic.log, topic.staging, old, now_ms, holds)
     if floor is None and topic.is_ephemeral and topic.log.evict_floor > 1:
         # Appends that moved the floor until now left no frame.
         floor = Floor(topic.log.evict_floor, topic.log.losses.ranges[-1].reason)

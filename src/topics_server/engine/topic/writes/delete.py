@@ -61,7 +61,8 @@ def decide_expiry(topic: Topic, now_ms: int) -> FloorMoved | None:
     config, log = topic.config, topic.log
     if log.live_count == 0 or not (config.ttl_ms or config.cap_records or config.cap_bytes):
         return None
-    floor = retention.standing_floor(log, topic.staging, config, now_ms)
+    holds = topic.consumers.holds()
+    floor = retention.standing_floor(log, topic.staging, config, now_ms, holds)
     return None if floor is None else FloorMoved(topic.topic_id, now_ms, floor)
 
 

@@ -1,0 +1,158 @@
+"""Pages of rare tags: the rows that they show, and no others, in one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from tests.unit.engine.drive import seqs_of
+from tests.unit.engine.rig import RULES, NowOffload, Rig
+from topics_server.engine.answers import BackwardRequest, Page, ReadRequest
+from topics_server.engine.filters import Not, TagLeaf
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import decode_append
+from topics_server.values.blocks import Block
+from topics_server.values.limits import PAGE_BYTES_MAX
+from topics_server.values.model import LossReason, TagMatch
+
+pytestmark = pytest.mark.anyio
+T = TypeVar("T")
+
+RECORDS = 1024
+RARE = TagLeaf((TagMatch("rare"),))
+
+
+class CountedOffload(NowOffload):
+    """How many calls went off the loop."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        self.calls += 1
+        return await super().run(call)
+
+
+class Bench:
+    """Sealed records, every hundredth of them rare, and what was read of them."""
+
+    def __init__(self, segment_records: int) -> None:
+        rules = msgspec.structs.replace(RULES, max_records=segment_records)
+        self.rig = Rig(rules=rules)
+        self.offload = CountedOffload()
+        self.rig.fetcher._offload = self.offload
+        self.rows: list[tuple[int, int]] = []
+        plain = self.rig.segments.read
+
+        def counted(
+            topic_id: int,
+            segment_id: int,
+            first_row: int,
+            end_row: int,
+            unwanted: Sequence[tuple[int, int]] = (),
+        ) -> Block:
+            self.rows.append((first_row, end_row))
+            return plain(topic_id, segment_id, first_row, end_row, unwanted)
+
+        self.rig.segments.read = counted  # type: ignore[method-assign]
+
+    async def fill(self) -> Topic:
+        for first in range(1, RECORDS + 1, 256):
+            numbers = range(first, min(RECORDS, first + 255) + 1)
+            records = [{"data": n, "tag": "rare" if n % 100 == 0 else "often"} for n in numbers]
+            body = json.dumps({"records": records}).encode()
+            await self.rig.store.append(
+                "t", body, decode_append(body), header_key=None, config=None
+            )
+        topic = self.rig.registry.existing("t")
+        await self.rig.sealer.tend(topic, force_seal=True)
+        assert topic.log.sealed_seq == RECORDS
+        return topic
+
+    async def read(self, limit: int = 10, from_seq: int = 0) -> Page:
+        request = ReadRequest(from_seq, limit, PAGE_BYTES_MAX, filter=RARE)
+        return await self.rig.store.read("t", request)
+
+
+async def test_rare_rows_are_read_alone_and_in_one_call() -> None:
+    bench = Bench(RECORDS)
+    await bench.fill()
+    page = await bench.read()
+    assert seqs_of(page) == list(range(100, 1001, 100))
+    assert bench.offload.calls == 2, "one searches, one reads"
+    assert bench.rows == [(seq - 1, seq) for seq in range(100, 1001, 100)]
+    # Backwards as well.
+    bench.rows.clear()
+    asked = BackwardRequest(RECORDS + 1, 0, 3, PAGE_BYTES_MAX)
+    found = await bench.rig.store.read_backward("t", asked, RARE)
+    assert [piece.block.first_seq + piece.rows[0] for piece in found.pieces] == [800, 900, 1000]
+    assert bench.rows == [(799, 800), (899, 900), (999, 1000)]
+
+
+async def test_rows_of_a_group_in_memory_are_cut_out_of_it() -> None:
+    bench = Bench(RECORDS)
+    await bench.fill()
+    await bench.rig.read("t", 256)
+    assert bench.rows == [(256, 512), (512, 768), (768, 1024)]
+    bench.rows.clear()
+    page = await bench.read()
+    assert seqs_of(page) == list(range(100, 1001, 100))
+    assert bench.rows == [(99, 100), (199, 200)], "the first group was not read before"
+    # Rows that were read alone stand in nobody's way.
+    bench.rows.clear()
+    await bench.rig.read("t")
+    assert bench.rows == [(0, 256)]
+
+
+async def test_many_rows_of_a_group_are_read_with_it() -> None:
+    bench = Bench(RECORDS)
+    await bench.fill()
+    often = ReadRequest(0, 300, PAGE_BYTES_MAX, filter=Not(RARE))
+    page = await bench.rig.store.read("t", often)
+    assert len(seqs_of(page)) == 300
+    assert bench.rows == [(0, 256), (256, 512)]
+    bench.rows.clear()
+    await bench.rig.store.read("t", often)
+    assert bench.rows == [], "it is kept"
+
+
+async def test_segments_are_searched_as_far_as_there_are_not_enough() -> None:
+    bench = Bench(256)
+    topic = await bench.fill()
+    assert topic.log.sealed_count == 4
+    searched: list[int] = []
+    plain = bench.rig.segments.find_tags
+
+    def counted(topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
+        searched.append(segment_id)
+        return plain(topic_id, segment_id, match)
+
+    bench.rig.segments.find_tags = counted  # type: ignore[method-assign]
+    assert seqs_of(await bench.read(limit=2)) == [100, 200]
+    assert searched == [1]
+    searched.clear()
+    bench.offload.calls = 0
+    assert len(seqs_of(await bench.read())) == 10
+    assert searched == [1, 2, 3, 4]
+    assert bench.offload.calls == 4, "one segment, two, the last one, and the rows"
+
+
+async def test_damage_among_rare_rows_is_told_as_ever() -> None:
+    bench = Bench(RECORDS)
+    topic = await bench.fill()
+    bench.rig.segments.damaged[topic.topic_id, 1] = (299, 299)
+    page = await bench.read()
+    assert seqs_of(page) == [100, 200]
+    page = await bench.read(from_seq=page.next_from_seq)
+    assert page.gap is not None
+    assert (page.gap.gap_from, page.gap.gap_to, page.gap.reason) == (300, 300, LossReason.DAMAGED)
+    assert seqs_of(page) == list(range(400, 1001, 100))
+    # Damage of others concerns no page that does not show them.
+    bench.rig.segments.damaged[topic.topic_id, 1] = (400, 498)
+    page = await bench.read(from_seq=300)
+    assert (seqs_of(page), page.gap) == (list(range(400, 1001, 100)), None)
+    assert topic.log.damaged_records == 1
