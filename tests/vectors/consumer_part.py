@@ -48,8 +48,9 @@ def last_consumers(api: Api, records: list[dict[str, Any]]) -> None:
     put(api, HOLDING, "changed", hold=hold(30))
     put(api, HOLDING, "freed", hold=None)
     put(api, HOLDING, "made", hold=hold(20))
-    good(api.append(HOLDING, records))
     good(api.http.post(f"/v0/topics/{HOLDING}/consumers/slow/commit", json={"seq": 12}))
+    # Behind all changes: its floor is final.
+    good(api.append(HOLDING, records))
 
 
 def holds_of(answer: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+from urllib.parse import quote
 
 import pytest
 
@@ -47,7 +48,7 @@ class Carried:
             return
         url = f"/v0/topics/{topic}/live?consumer=c&ack=auto"
         if "filter" in more:
-            url += f"&filter={json.dumps(more['filter'])}"
+            url += f"&filter={quote(json.dumps(more['filter']))}"
         if carrier == "watch":
             body = {"topics": {topic: start}, **more}
             url = good(api.http.post("/v0/watch", json=body))["stream_url"]

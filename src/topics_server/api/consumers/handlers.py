@@ -33,6 +33,8 @@ from topics_server.values.query_string import parse_query
 def _shown(state: ConsumerState) -> dict[str, Any]:
     shown = msgspec.structs.asdict(state)
     shown["last_seen_ts"] = shown.pop("seen_ts")
+    if state.hold is not None:
+        shown["hold"] = msgspec.structs.asdict(state.hold)
     return shown
 
 
