@@ -28,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     doors = ("connection", "uvicorn", "mounted")
     about = "the way in of the contract tests: our connection, plain uvicorn, or mounted in a host"
     parser.addoption("--door", choices=doors, default="connection", help=about)
+    about = "random loads that are archived and restored to a moment (12)"
+    parser.addoption("--archive-seeds", type=int, default=12, help=about)
+    about = "archivers that are killed at some call (16)"
+    parser.addoption("--archive-crash-seeds", type=int, default=16, help=about)
+    about = "pairs of servers with one archive (4)"
+    parser.addoption("--archive-rounds", type=int, default=4, help=about)
     parser.addoption("--read-seeds", type=int, default=20, help="random logs that are read (20)")
 
 

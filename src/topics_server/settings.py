@@ -20,6 +20,7 @@ import msgspec
 from topics_server.auth.api_keys import KeyGrant, KeysError, parse_keys
 from topics_server.auth.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
 from topics_server.auth.key_file import configured_keys
+from topics_server.runtime.archive_url import archive_setting
 from topics_server.runtime.setting_fields import (
     absolute_path,
     declared,
@@ -188,6 +189,21 @@ class Settings:
     cold_dir: Path | None = _path("second, larger disk for old segments")
     backup_dir: Path | None = setting(
         None, absolute_path, "an absolute path", "folder for backups, on another disk"
+    )
+    archive_url: str | None = setting(
+        None,
+        archive_setting,
+        "file:/// and an absolute path, without a user, a query or a fragment",
+        "where the continuous archive lies, on another disk",
+    )
+    archive_journal_bytes: int = _number(
+        1024 * MIB, 0, U64_MAX, "journal kept while the archive is behind; beyond it a gap begins"
+    )
+    archive_base_interval_ms: int = _number(
+        21_600_000, 1000, 365 * _DAY_MS, "time between two bases of the archive while writing"
+    )
+    archive_rate_bytes: int = _number(
+        50 * MIB, 0, U64_MAX, "bytes a second that the archive is written at most; 0 = unlimited"
     )
     min_free_bytes: int | None = _number(
         None, 0, U64_MAX, "free space below which appends stop; unset: 256 MiB or 1 %"
@@ -484,7 +500,7 @@ def _complaint(field: str, value: object, *, is_flag: bool = False) -> str:
 
 
 def _line(field: str, value: object, error: ValueError, *, is_flag: bool) -> str:
-    if field == "api_keys":
+    if field in ("api_keys", "archive_url"):
         # Without the given value.
         return f"{variable(field)}: {error}; allowed is {allowed_values(field)}"
     return _complaint(field, value, is_flag=is_flag)

@@ -26,6 +26,7 @@ _SESSION: Final = "contract/watch/test_watch_session.py::"
 _STREAMS: Final = "contract/streams/test_streams_door.py::"
 _LOGS: Final = "contract/operation/test_logs.py::"
 _BATCH: Final = "contract/records/test_append.py::test_each_batching_limit_has_its_variable"
+_ARCHIVE: Final = "contract/operation/test_archive.py::"
 _VIEWS: Final = "contract/views/test_views.py::"
 
 ROWS: Final[dict[str, Row]] = {
@@ -42,6 +43,14 @@ ROWS: Final[dict[str, Row]] = {
     "backup_dir": Row(
         "backups",
         "contract/operation/test_backup.py::test_a_backup_goes_into_the_folder_of_the_setting",
+    ),
+    "archive_url": Row("/mnt/archive", _ARCHIVE + "test_everything_is_archived_all_the_time"),
+    "archive_journal_bytes": Row("-1", _ARCHIVE + "test_the_journal_is_kept_up_to_the_setting"),
+    "archive_base_interval_ms": Row(
+        "999", _ARCHIVE + "test_bases_come_as_often_as_the_setting_says"
+    ),
+    "archive_rate_bytes": Row(
+        "fast", _ARCHIVE + "test_the_archive_is_written_at_the_rate_of_the_setting"
     ),
     "min_free_bytes": Row("5XB", _RESTART + "test_a_nearly_full_disk_takes_deletes_but_no_appends"),
     "wal_shards": Row("0", _EFFECTS + "test_each_shard_has_its_files"),

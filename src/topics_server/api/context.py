@@ -50,6 +50,7 @@ from topics_server.queue.service import QueueService
 from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import (
+    ArchiveMetrics,
     BackupMetrics,
     DiskFacts,
     RecoveryFacts,
@@ -443,6 +444,14 @@ class BackupsPort(Protocol):
         ...
 
 
+class ArchivingPort(Protocol):
+    """What keeps the continuous archive; `node.archiver.Archiver`."""
+
+    def metrics(self) -> ArchiveMetrics:
+        """Facts for a scrape."""
+        ...
+
+
 def _inflated_slots() -> asyncio.Semaphore:
     return asyncio.Semaphore(INFLATED_APPENDS_MAX)
 
@@ -477,6 +486,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     streams: Streams | None = None
     sealing: Sealing | None = None
     backups: BackupsPort | None = None
+    archiver: ArchivingPort | None = None
     phase: Phase = "replaying"
     started_ms: float = msgspec.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple

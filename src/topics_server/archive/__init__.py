@@ -5,6 +5,7 @@ snapshot's start up to one lsn. Segments are stored once under a name with their
 by all backups; everything else belongs to one backup (docs/FORMATS.md, The backup folder).
 
 - `backup`: makes one backup, in steps that may run beside a server.
+- `continuous/`: the continuous archive: parts of the journal on bases; restores to any moment.
 - `expected`: judges whether a backup lacks a manifest that the snapshot knows.
 - `folder_owner`: whose backups a folder holds, and whether it is the folder that it was.
 - `format`: the bytes of a backup, and the names of its files. Pure.

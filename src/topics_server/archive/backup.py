@@ -6,7 +6,7 @@ snapshot's start up to an lsn that is synced on every shard. Recovery of such a 
 server that was killed at this lsn and whose sealer was a little behind. `backup.json`, written
 last, makes the backup exist; one that still has its mark `unfinished` instead is removed by the
 next one. All calls block.
-Called by `node/backups` and `offline`.
+Called by `node/backups`, `node/archiver` and `offline`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from topics_server.archive.format import (
     UNFINISHED,
     VERSION,
     BackupFacts,
-    Owner,
     SealedTopic,
     StoredPiece,
     encode_journal,
@@ -73,14 +72,21 @@ class BackupWriter:
         store: ObjectStore,
         data_dir: str,
         cold_dir: str | None,
-        owner: Owner,
+        store_id: str,
+        number: int,
+        folder: str,
         check: Callable[[], None],
     ) -> None:
-        """`check`: called between chunks, from any thread; what it raises ends the backup."""
+        """`folder`: a new one in the store, for this backup.
+
+        `check`: called between chunks, from any thread; what it raises ends the backup.
+        """
         self._fs: Final = fs
         self._store: Final = store
         self._data_dir: Final = data_dir
-        self._owner: Final = owner
+        self._store_id: Final = store_id
+        self.number: Final = number
+        self._folder: Final = folder
         tiers = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
         self._expected: Final = ExpectedManifests(tiers)
         self._check: Final = check
@@ -94,7 +100,8 @@ class BackupWriter:
         self._run = 0
         self.start_lsn = 1
         self._last_lsn = 0
-        self.number: Final = self._begin()
+        # The last entry of the snapshot and the journal together.
+        self.entries_lsn = 0
 
     @classmethod
     def open(
@@ -115,8 +122,10 @@ class BackupWriter:
         judge_folder(fs, FolderStore.open(fs, folder, write=False), data_dir, store_id)
         store = FolderStore.open(fs, folder, write=True)
         try:
-            owner = own_folder(fs, store, data_dir, store_id)
-            return cls(fs, store, data_dir, cold_dir, owner, check)
+            own_folder(fs, store, data_dir, store_id)
+            number = _begin(store)
+            folder_name = folder_of(number)
+            return cls(fs, store, data_dir, cold_dir, store_id, number, folder_name, check)
         except BaseException:
             store.close()
             raise
@@ -124,25 +133,6 @@ class BackupWriter:
     def close(self) -> None:
         """Let others write to the folder."""
         self._store.close()
-
-    def _begin(self) -> int:
-        """The number of this backup; what an unfinished one left is removed.
-
-        A backup that lost its `backup.json` is not an unfinished one, and stays.
-        """
-        numbers = [0]
-        for name in self._store.names(BACKUPS):
-            number = parse_folder(name)
-            if number is None:
-                continue
-            numbers.append(number)
-            if number_state(self._store, number) is FolderState.UNFINISHED:
-                self._store.delete_folder(folder_of(number))
-        number = max(numbers) + 1
-        if number > NUMBER_MAX:
-            raise StorageError("no number is left for a backup", self._store.path_of(BACKUPS))
-        self._store.put_if_absent(f"{folder_of(number)}/{UNFINISHED}", [])
-        return number
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -200,6 +190,7 @@ class BackupWriter:
             return False
         self._known.note_next_id(header.next_topic_id)
         self.start_lsn, self._last_lsn = header.start_lsn, header.last_lsn
+        self.entries_lsn = header.last_lsn
         return True
 
     def put_topic(self, topic_id: int) -> None:
@@ -233,6 +224,7 @@ class BackupWriter:
             for buffer in encode_entry(lsn, entry):
                 frames += buffer
             count += 1
+            self.entries_lsn = max(self.entries_lsn, lsn)
             self._known.note_entry(entry)
             self._expected.note_entry(entry)
             if len(frames) >= PIECE_BYTES:
@@ -256,7 +248,7 @@ class BackupWriter:
         facts = BackupFacts(
             format=VERSION,
             number=self.number,
-            store_id=self._owner.store_id,
+            store_id=self._store_id,
             run=max(run, self._run),
             ts_ms=now_ms,
             start_lsn=self.start_lsn,
@@ -272,10 +264,10 @@ class BackupWriter:
             known=self._put(KNOWN, [encode_known(self._known.result())]),
         )
         self._check()
-        name = f"{folder_of(self.number)}/{FACTS}"
+        name = f"{self._folder}/{FACTS}"
         if not self._store.put_if_absent(name, [encode_json(facts)]):
             raise StorageError("another backup has this number", self._store.path_of(name))
-        self._store.delete(f"{folder_of(self.number)}/{UNFINISHED}")
+        self._store.delete(f"{self._folder}/{UNFINISHED}")
         return facts
 
     def _put(self, name: str, pieces: Iterable[bytes]) -> StoredPiece:
@@ -289,10 +281,30 @@ class BackupWriter:
                 size += len(piece)
                 yield piece
 
-        path = f"{folder_of(self.number)}/{name}"
+        path = f"{self._folder}/{name}"
         if not self._store.put_if_absent(path, counted()):
             raise StorageError("another backup has this number", self._store.path_of(path))
         return StoredPiece(name, size, digest.hexdigest())
+
+
+def _begin(store: ObjectStore) -> int:
+    """The number of a new backup; what an unfinished one left is removed.
+
+    A backup that lost its `backup.json` is not an unfinished one, and stays.
+    """
+    numbers = [0]
+    for name in store.names(BACKUPS):
+        number = parse_folder(name)
+        if number is None:
+            continue
+        numbers.append(number)
+        if number_state(store, number) is FolderState.UNFINISHED:
+            store.delete_folder(folder_of(number))
+    number = max(numbers) + 1
+    if number > NUMBER_MAX:
+        raise StorageError("no number is left for a backup", store.path_of(BACKUPS))
+    store.put_if_absent(f"{folder_of(number)}/{UNFINISHED}", [])
+    return number
 
 
 def _chunks(file: File, check: Callable[[], None]) -> Iterator[bytes]:

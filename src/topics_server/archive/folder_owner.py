@@ -37,12 +37,14 @@ class _KnownFolder(msgspec.Struct, frozen=True):
 _DECODER: Final = msgspec.json.Decoder(_KnownFolder)
 
 
-def refuse_same_place(fs: Fs, folder: str, data_dir: str, cold_dir: str | None) -> None:
-    """Refuse a backup folder inside the data or the cold folder, or around it."""
+def refuse_same_place(
+    fs: Fs, folder: str, data_dir: str, cold_dir: str | None, what: str = "backup folder"
+) -> None:
+    """Refuse a folder inside the data or the cold folder, or around it."""
     for other in (data_dir, cold_dir):
         if other is not None and (lies_in(fs, folder, other) or lies_in(fs, other, folder)):
             raise StartRefused(
-                f"the backup folder and {other} are one, or one lies inside the other: name a "
+                f"the {what} and {other} are one, or one lies inside the other: name a "
                 "folder beside it",
                 folder,
             )

@@ -184,11 +184,12 @@ def _checked(decoder: msgspec.json.Decoder[_T], content: bytes, path: str) -> _T
     except msgspec.DecodeError as error:
         raise Corrupt(str(error), path) from None
     if found.format > VERSION:
-        raise _newer(found.format, path)
+        raise newer(found.format, path)
     return found
 
 
-def _newer(version: int, path: str) -> StartRefused:
+def newer(version: int, path: str) -> StartRefused:
+    """The error for an object of a later version."""
     return StartRefused(
         f"has format {version}, and this version knows up to {VERSION}: use a newer one", path
     )
@@ -211,7 +212,7 @@ def decode_journal(content: bytes, path: str) -> list[tuple[int, Entry]]:
     if magic != _JOURNAL_MAGIC:
         raise Corrupt("is no piece of a journal", path)
     if version > VERSION:
-        raise _newer(version, path)
+        raise newer(version, path)
     if length != len(content) - _JOURNAL.size:
         raise Corrupt("its length does not fit its header", path)
     try:
@@ -248,7 +249,7 @@ def decode_sealed(content: bytes, path: str) -> list[SealedTopic]:
     if magic != _SEALED_MAGIC:
         raise Corrupt("is no piece of manifests", path)
     if version > VERSION:
-        raise _newer(version, path)
+        raise newer(version, path)
     try:
         packed = zlib.decompressobj()
         body = packed.decompress(content[_SEALED.size :], _SEALED_BYTES_MAX)

@@ -83,6 +83,80 @@ def number_state(store: ObjectStore, number: int) -> FolderState:
     return FolderState.LOST
 
 
+class StoredBackup:
+    """One backup: its facts, and the objects in its folder."""
+
+    def __init__(self, store: ObjectStore, folder: str, facts: BackupFacts) -> None:
+        self.store: Final = store
+        self.folder: Final = folder
+        self.facts: Final = facts
+
+    def piece(self, piece: StoredPiece) -> bytes:
+        """The content of a small piece, checked. Raises `Corrupt`."""
+        return b"".join(self.chunks(piece))
+
+    def chunks(self, piece: StoredPiece) -> Iterator[bytes]:
+        """The content of a piece; compared with its checksum at the end. Raises `Corrupt`."""
+        name = f"{self.folder}/{piece.name}"
+        digest, size = xxhash.xxh3_64(), 0
+        for chunk in self.store.read(name):
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+        if (size, digest.hexdigest()) != (piece.bytes, piece.xxh3):
+            raise Corrupt("fails its check", self.store.path_of(name))
+
+    def sealed(self) -> Iterator[SealedTopic]:
+        """Every topic with sealed segments."""
+        for piece in self.facts.sealed:
+            yield from decode_sealed(self.piece(piece), self._path(piece))
+
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """The journal, by lsn. Raises `Corrupt`."""
+        facts, last_lsn = self.facts, 0
+        for piece in facts.journal:
+            for lsn, entry in decode_journal(self.piece(piece), self._path(piece)):
+                if not max(last_lsn + 1, facts.start_lsn) <= lsn <= facts.last_lsn:
+                    raise Corrupt(
+                        f"holds lsn {lsn}, which does not follow {last_lsn}", self._path(piece)
+                    )
+                last_lsn = lsn
+                yield lsn, entry
+
+    def known(self) -> KnownPositions:
+        """What clients may have seen up to this backup. Raises `Corrupt`."""
+        piece = self.facts.known
+        return decode_known(self.piece(piece), self._path(piece))
+
+    def damaged(self) -> Iterator[str]:
+        """A line for every damaged or missing object, segments included."""
+        facts = self.facts
+        pieces = [facts.known] if facts.snapshot is None else [facts.snapshot, facts.known]
+        for piece in (*pieces, *facts.journal):
+            try:
+                for _ in self.chunks(piece):
+                    pass
+            except StorageError as error:
+                yield str(error)
+        try:
+            for _ in self.entries():
+                pass
+        except StorageError as error:
+            # Once more for a damaged piece, which is told already.
+            yield str(error)
+        for piece in facts.sealed:
+            try:
+                topics = decode_sealed(self.piece(piece), self._path(piece))
+            except StorageError as error:
+                yield str(error)
+                continue
+            for topic in topics:
+                yield from problems_of(self.store, topic)
+
+    def _path(self, piece: StoredPiece) -> str:
+        return self.store.path_of(f"{self.folder}/{piece.name}")
+
+
 class Repository:
     """The backups in one folder."""
 
@@ -118,38 +192,13 @@ class Repository:
             raise Corrupt("is of another backup", path)
         return facts
 
-    def piece(self, facts: BackupFacts, piece: StoredPiece) -> bytes:
-        """The content of a small piece, checked. Raises `Corrupt`."""
-        return b"".join(self.chunks(facts, piece))
-
-    def chunks(self, facts: BackupFacts, piece: StoredPiece) -> Iterator[bytes]:
-        """The content of a piece; compared with its checksum at the end. Raises `Corrupt`."""
-        name = f"{folder_of(facts.number)}/{piece.name}"
-        digest, size = xxhash.xxh3_64(), 0
-        for chunk in self._store.read(name):
-            digest.update(chunk)
-            size += len(chunk)
-            yield chunk
-        if (size, digest.hexdigest()) != (piece.bytes, piece.xxh3):
-            raise Corrupt("fails its check", self._store.path_of(name))
+    def stored(self, facts: BackupFacts) -> StoredBackup:
+        """The backup with these facts."""
+        return StoredBackup(self._store, folder_of(facts.number), facts)
 
     def sealed(self, facts: BackupFacts) -> Iterator[SealedTopic]:
         """Every topic with sealed segments."""
-        for piece in facts.sealed:
-            yield from decode_sealed(self.piece(facts, piece), self._path(facts, piece))
-
-    def entries(self, facts: BackupFacts) -> Iterator[tuple[int, Entry]]:
-        """The journal, by lsn. Raises `Corrupt`."""
-        last_lsn = 0
-        for piece in facts.journal:
-            for lsn, entry in decode_journal(self.piece(facts, piece), self._path(facts, piece)):
-                if not max(last_lsn + 1, facts.start_lsn) <= lsn <= facts.last_lsn:
-                    raise Corrupt(
-                        f"holds lsn {lsn}, which does not follow {last_lsn}",
-                        self._path(facts, piece),
-                    )
-                last_lsn = lsn
-                yield lsn, entry
+        return self.stored(facts).sealed()
 
     def known(self, store_id: str, skipped: Collection[int] = ()) -> KnownPositions:
         """What clients may have seen, as far as any backup in the folder tells.
@@ -163,8 +212,7 @@ class Repository:
                 continue
             try:
                 facts = self.facts(number)
-                content = self.piece(facts, facts.known)
-                known = decode_known(content, self._path(facts, facts.known))
+                known = self.stored(facts).known()
             except StorageError as error:
                 if number_state(self._store, number) is FolderState.UNFINISHED:
                     continue  # pruned meanwhile
@@ -204,31 +252,7 @@ class Repository:
         if owner is not None and facts.store_id != owner.store_id:
             path = self._store.path_of(f"{folder_of(number)}/{FACTS}")
             yield f"{path}: is a backup of another store ({facts.store_id})"
-        yield from self._damaged(facts)
-
-    def _damaged(self, facts: BackupFacts) -> Iterator[str]:
-        pieces = [facts.known] if facts.snapshot is None else [facts.snapshot, facts.known]
-        for piece in (*pieces, *facts.journal):
-            try:
-                for _ in self.chunks(facts, piece):
-                    pass
-            except StorageError as error:
-                yield str(error)
-        try:
-            for _ in self.entries(facts):
-                pass
-        except StorageError as error:
-            # Once more for a damaged piece, which is told already.
-            yield str(error)
-        for piece in facts.sealed:
-            try:
-                content = self.piece(facts, piece)
-                topics = decode_sealed(content, self._path(facts, piece))
-            except StorageError as error:
-                yield str(error)
-                continue
-            for topic in topics:
-                yield from problems_of(self._store, topic)
+        yield from self.stored(facts).damaged()
 
     def prune(self, keep: Collection[int]) -> Pruned:
         """Remove all backups but these, and the segments that none of these needs.
@@ -239,13 +263,7 @@ class Repository:
         found = Pruned(kept=sorted(keep))
         assert found.kept, "the newest backup is always kept"
         facts = {number: self.facts(number) for number in self.numbers()}
-        needed = {
-            name
-            for number in keep
-            for topic in self.sealed(facts[number])
-            for segment in topic.segments
-            for name in (segment.data, segment.idx)
-        }
+        needed = {name for number in keep for name in segment_objects(self.stored(facts[number]))}
         for name in self._store.names(BACKUPS):
             number = parse_folder(name)
             if number is None or number in keep:
@@ -255,16 +273,7 @@ class Repository:
             self._store.delete(f"{folder_of(number)}/{FACTS}")
             self._store.delete_folder(folder_of(number))
             found.removed.append(number)
-        for topic in self._store.names(SEGMENTS):
-            if layout.parse_topic_dir(topic) is None:
-                continue
-            folder = f"{SEGMENTS}/{topic}"
-            # A killed backup's half copies hold payloads too.
-            self._store.remove_unfinished(folder)
-            for name in filter(is_segment_object, self._store.names(folder)):
-                self._remove_unneeded(f"{folder}/{name}", needed, found)
-            if not self._store.names(folder):
-                self._store.delete_folder(folder)
+        found.segments, found.bytes = remove_segments(self._store, needed)
         return found
 
     def _mark_unfinished(self, number: int) -> None:
@@ -274,11 +283,32 @@ class Repository:
         except DiskFull:
             pass
 
-    def _remove_unneeded(self, name: str, needed: set[str], found: Pruned) -> None:
-        if name not in needed:
-            found.bytes += self._store.size(name) or 0
-            found.segments += 1
-            self._store.delete(name)
 
-    def _path(self, facts: BackupFacts, piece: StoredPiece) -> str:
-        return self._store.path_of(f"{folder_of(facts.number)}/{piece.name}")
+def segment_objects(backup: StoredBackup) -> Iterator[str]:
+    """The names of all objects of segments that a backup needs."""
+    for topic in backup.sealed():
+        for segment in topic.segments:
+            yield segment.data
+            yield segment.idx
+
+
+def remove_segments(store: ObjectStore, needed: Collection[str]) -> tuple[int, int]:
+    """Remove the objects of segments that are not needed; how many, and how many bytes.
+
+    Nobody else may be making or pruning a backup. Files that no backup makes stay.
+    """
+    removed = size = 0
+    for topic in store.names(SEGMENTS):
+        if layout.parse_topic_dir(topic) is None:
+            continue
+        folder = f"{SEGMENTS}/{topic}"
+        # A killed backup's half copies hold payloads too.
+        store.remove_unfinished(folder)
+        for name in filter(is_segment_object, store.names(folder)):
+            if f"{folder}/{name}" not in needed:
+                size += store.size(f"{folder}/{name}") or 0
+                removed += 1
+                store.delete(f"{folder}/{name}")
+        if not store.names(folder):
+            store.delete_folder(folder)
+    return removed, size

@@ -4,12 +4,12 @@ Writes only into a folder that does not exist or is empty. The result is a store
 new id: the first start replays the journal up to the backup's last lsn, and moves every head past
 the seqs that any backup in the folder knows, so that a seq never stands for two records. `FORMAT`
 is written last: without it no server takes the folder for a store. Views are not in a backup; the
-server builds them anew. Called by the command line.
+server builds them anew. Called by the command line and `continuous/restoring`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,9 +18,10 @@ import msgspec
 from topics_server.archive.format import BackupFacts
 from topics_server.archive.journal_restore import SHARD_COUNT, WAL_SET, write_journal
 from topics_server.archive.object_store import ObjectStore
-from topics_server.archive.repository import Repository
+from topics_server.archive.repository import Repository, StoredBackup
 from topics_server.archive.sealed import restore_topic
 from topics_server.runtime.clock import random_hex
+from topics_server.values.entries import Entry
 from topics_server.values.errors import Corrupt, DiskFull, StartRefused, StorageError
 from topics_server.values.storage_types import KnownPositions
 from topics_server.wal import layout
@@ -70,35 +71,43 @@ def restore(
     repository = Repository(store)
     facts = _chosen(repository, store, number, skipped)
     known = repository.known(facts.store_id, skipped)
-    _refuse_small_disk(fs, facts, target)
-    locks = _make_target(fs, store, target, mode)
+    backup = repository.stored(facts)
+    locks = make_target(fs, store, target, needed_bytes(facts), mode)
     try:
-        return _restore(fs, store, repository, facts, known, target, sizes)
+        return write_store(fs, backup, target, known, backup.entries(), facts.run, sizes=sizes)
     finally:
         for lock in locks:
             lock.release()
 
 
-def _restore(
+def write_store(
     fs: Fs,
-    store: ObjectStore,
-    repository: Repository,
-    facts: BackupFacts,
-    known: KnownPositions,
+    backup: StoredBackup,
     target: str,
-    sizes: Sizes,
+    known: KnownPositions,
+    entries: Iterable[tuple[int, Entry]],
+    run: int,
+    *,
+    is_wanted: Callable[[int], bool] = lambda topic_id: True,
+    sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
 ) -> RestoredStore:
+    """*Blocking.* Write a store into a folder that `make_target` made.
+
+    `entries`: the whole journal, from the backup's start on. `is_wanted`: topics whose segments are
+    written; the entries drop all others. `run`: of the newest entry.
+    """
+    facts = backup.facts
     made = RestoredStore(facts.number, random_hex(_ID_BYTES), facts.topics)
     segments = layout.join(target, layout.SEGMENTS)
-    for topic in repository.sealed(facts):
-        made.segment_bytes += restore_topic(fs, store, segments, topic, made.store_id)
+    for topic in backup.sealed():
+        if is_wanted(topic.topic_id):
+            made.segment_bytes += restore_topic(fs, backup.store, segments, topic, made.store_id)
     fs.sync_dir(segments)
-    _write_snapshot(fs, repository, facts, target)
-    wal_dir = layout.join(target, layout.WAL)
-    made.entries = write_journal(fs, wal_dir, facts.run, repository.entries(facts), sizes)
+    _write_snapshot(fs, backup, run, target)
+    made.entries = write_journal(fs, layout.join(target, layout.WAL), run, entries, sizes)
     write_restored(fs, target, known)
     fs.sync_dir(target)
-    _write_format(fs, target, made.store_id, facts.run)
+    _write_format(fs, target, made.store_id, run)
     return made
 
 
@@ -116,20 +125,30 @@ def _chosen(
     return repository.facts(numbers[-1] if number is None else number)
 
 
-def _refuse_small_disk(fs: Fs, facts: BackupFacts, target: str) -> None:
-    """Refuse a disk without room for the backup's segments, snapshot and journal."""
+def needed_bytes(facts: BackupFacts) -> int:
+    """How much room a restore of this backup needs."""
+    pieces = [*facts.journal, *([] if facts.snapshot is None else [facts.snapshot])]
+    return facts.segment_bytes + sum(piece.bytes for piece in pieces)
+
+
+def _refuse_small_disk(fs: Fs, needed: int, target: str) -> None:
     folder = fs.real_path(target)
     while not fs.exists(folder) and folder != layout.parent(folder):
         folder = layout.parent(folder)
-    pieces = [*facts.journal, *([] if facts.snapshot is None else [facts.snapshot])]
-    needed = facts.segment_bytes + sum(piece.bytes for piece in pieces)
     free = fs.free_bytes(folder)
     if free < needed:
         raise DiskFull(f"the restore needs {needed} bytes, and {free} are free", target)
 
 
-def _make_target(fs: Fs, store: ObjectStore, target: str, mode: int) -> list[Lock]:
-    """Make the folders, and lock them as a server does: two restores must not become one store."""
+def make_target(
+    fs: Fs, store: ObjectStore, target: str, needed: int, mode: int = 0o700
+) -> list[Lock]:
+    """*Blocking.* Make the folders, and lock them as a server does.
+
+    So two restores do not become one store. Refuses a disk with less room than `needed`, a folder
+    in use, and one inside `store` or another data directory.
+    """
+    _refuse_small_disk(fs, needed, target)
     if lies_in(fs, target, store.path_of("").rstrip("/")):
         raise StartRefused("lies in the backup folder: name a folder outside it", target)
     refuse_inside_store(fs, target)
@@ -157,16 +176,17 @@ def _refuse_used(fs: Fs, target: str) -> None:
         )
 
 
-def _write_snapshot(fs: Fs, repository: Repository, facts: BackupFacts, target: str) -> None:
+def _write_snapshot(fs: Fs, backup: StoredBackup, run: int, target: str) -> None:
     """The same parts under a header of their own: the journal of the old store is not there."""
+    facts = backup.facts
     if facts.snapshot is None:
         return
     folder = layout.join(target, layout.SNAPSHOTS)
     path = layout.join(folder, layout.snapshot_file(1))
-    write_temp(fs, path, repository.chunks(facts, facts.snapshot))
+    write_temp(fs, path, backup.chunks(facts.snapshot))
     image = load_snapshot(fs, layout.temp(path))
-    if image.start_lsn != facts.start_lsn or image.run > facts.run:
-        raise Corrupt(f"the snapshot of backup {facts.number} does not fit its facts", path)
+    if image.start_lsn != facts.start_lsn or image.run > run:
+        raise Corrupt("the snapshot does not fit its backup", path)
     PublishedSnapshots(fs, target).write(msgspec.structs.replace(image, shards=()))
 
 

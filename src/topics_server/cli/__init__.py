@@ -65,7 +65,8 @@ VERBS: Final = {
     "repair": "Show what a damaged journal has lost; --accept-loss makes it readable.",
     "backup": "Make a backup of a running server, or of a stopped one's directory.",
     "backups": "List, verify and prune the backups in a folder.",
-    "restore": "Make a data directory from a backup.",
+    "restore": "Make a data directory from a backup, or as of a moment of an archive.",
+    "archive": "List, verify and prune a continuous archive.",
     "export": "Write records as Parquet, NDJSON or Arrow files; each run adds the new ones.",
     "jobs": "List the analytics jobs, or run one of them with Spark.",
     "pipeline": "Export the log to a lake and compute results by day, with one command.",
@@ -80,7 +81,7 @@ FOLDERS: Final = {
     verb: folder
     for folder, verbs in {
         "server": "serve demo verify dump repair config doctor completion health help",
-        "backups": "backup backups restore",
+        "backups": "archive backup backups restore",
         "topics": "put set ls info rm",
         "data": "append load read pub delete consumer",
         "following": "tail watch",

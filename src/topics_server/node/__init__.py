@@ -1,5 +1,6 @@
 """The running store: what a data directory is opened with, its start, and its parts.
 
+- `archiver`: keeps the continuous archive of the running store.
 - `backups`: backups of the running store, one at a time.
 - `ground`: the locked directory and everything else that exists before recovery.
 - `boot`: recovers the store, opens its journal and wires its services into a `Node`.

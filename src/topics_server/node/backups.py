@@ -2,7 +2,7 @@
 
 The steps of `archive/backup` run off the loop, one after the other. Appends go on; only the journal
 keeps its files between the snapshot and the end of the copy. Called by the route
-`POST /v0/admin/backup` and by `node`.
+`POST /v0/admin/backup`, by `node` and `archiver`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +27,16 @@ from topics_server.runtime.metrics import BackupMetrics, log
 from topics_server.values.errors import DiskFull, ReadOnly, StorageError
 from topics_server.values.storage_types import BackupState
 from topics_server.wal.journal.journal import Journal
+
+T = TypeVar("T")
+
+
+class Runs(Protocol):
+    """Makes a blocking call off the loop; `engine.ports.Offload.run`."""
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """Its result."""
+        ...
 
 
 class Backups:
@@ -144,32 +154,14 @@ class Backups:
                 await run(partial(writer.copy_ahead, topic_id))
             release = self._journal.hold_trim()
             try:
-                last_lsn, now_ms = await self._copy_cut(writer)
+                last_lsn, now_ms = await copy_cut(
+                    writer, ground, self._journal, self._commits, self._checkpointer, run
+                )
             finally:
                 release()
             return await run(partial(writer.finish, last_lsn, directory.run, now_ms))
         finally:
             await run(writer.close)
-
-    async def _copy_cut(self, writer: BackupWriter) -> tuple[int, int]:
-        """Copy what belongs to one lsn; that lsn, and the time when it was the last one."""
-        ground, run = self._ground, self._ground.offload.run
-        writer.begin_cut()
-        await self._checkpointer.take()
-        await run(writer.put_snapshot)
-        for topic_id in await run(writer.topic_ids):
-            await run(partial(writer.put_topic, topic_id))
-        await run(writer.end_topics)
-        last_lsn, now_ms = self._commits.next_lsn - 1, ground.clock.now_ms()
-        # Everything that has an lsn now is synced when this returns, or was refused.
-        synced = await self._journal.sync_open_shards()
-        if any(each.is_read_only for each in synced):
-            raise ReadOnly("a shard takes no writes until a restart: back up after it")
-        entries = copied_entries(
-            ground.fs, ground.directory.wal_dir, writer.start_lsn, last_lsn, synced
-        )
-        await run(partial(writer.put_journal, entries))
-        return last_lsn, now_ms
 
     def _check(self) -> None:
         """Raise if the backup must end. Called by the thread that copies; reads two flags."""
@@ -177,6 +169,36 @@ class Backups:
             raise BackupStopped("the server stops, and the backup ends unfinished")
         if self._is_disk_low():
             raise DiskFull("the data disk is nearly full, and the journal needs what is left")
+
+
+async def copy_cut(
+    writer: BackupWriter,
+    ground: Ground,
+    journal: Journal,
+    commits: CommitPipeline,
+    checkpointer: Checkpointer,
+    run: Runs,
+) -> tuple[int, int]:
+    """Copy what belongs to one lsn; that lsn, and the time when it was the last one.
+
+    The caller keeps the journal from being trimmed. `run`: makes a blocking call off the loop.
+    """
+    writer.begin_cut()
+    await checkpointer.take()
+    await run(writer.put_snapshot)
+    for topic_id in await run(writer.topic_ids):
+        await run(partial(writer.put_topic, topic_id))
+    await run(writer.end_topics)
+    last_lsn, now_ms = commits.next_lsn - 1, ground.clock.now_ms()
+    # Everything that has an lsn now is synced when this returns, or was refused.
+    synced = await journal.sync_open_shards()
+    if any(each.is_read_only for each in synced):
+        raise ReadOnly("a shard takes no writes until a restart: back up after it")
+    entries = copied_entries(
+        ground.fs, ground.directory.wal_dir, writer.start_lsn, last_lsn, synced
+    )
+    await run(partial(writer.put_journal, entries))
+    return last_lsn, now_ms
 
 
 def _done(state: BackupState, facts: BackupFacts, now_ms: int) -> BackupState:

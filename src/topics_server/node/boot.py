@@ -32,13 +32,15 @@ from topics_server.node.node import Node
 from topics_server.queue.service import QueueService
 from topics_server.routers.pump import Pump
 from topics_server.routers.service import RouterService
-from topics_server.runtime.metrics import LatencyHistogram, RecoveryFacts
+from topics_server.runtime.metrics import LatencyHistogram, RecoveryFacts, log
 from topics_server.streams.service import Streams
 from topics_server.values.entries import LEASES_ID
+from topics_server.values.errors import StorageError
 from topics_server.values.storage_types import ReplayStart
 from topics_server.views.build import ViewContext
 from topics_server.views.judge import RecoveredLogs, judge_files
 from topics_server.views.service import Views
+from topics_server.wal import layout
 from topics_server.wal.directory import lacks_heads
 from topics_server.wal.journal.anchors import anchors_of
 from topics_server.wal.journal.journal import Journal
@@ -46,6 +48,7 @@ from topics_server.wal.journal.replay import JournalReplay
 from topics_server.wal.restored import read_restored, remove_restored
 
 if TYPE_CHECKING:
+    from topics_server.node.archiver import Archiver
     from topics_server.node.backups import Backups
 
 
@@ -140,6 +143,7 @@ class Boot:
         )
         published = ReplayStart() if image is None else image.replay_start
         writers = self.open_journal(replay, next_lsn, published)
+        await self._keep_for_archive(writers.journal)
         moved = await writers.transfers.complete(recovery.marks)
         await writers.publish(next_lsn, heads_moved=found.heads_moved > 0 or known is not None)
         if known is not None:
@@ -164,6 +168,29 @@ class Boot:
         self.node = node
         node.serve()
         return node
+
+    async def _keep_for_archive(self, journal: Journal) -> None:
+        """Before the first trim: the archive needs the journal from its newest part on.
+
+        A run without an archive keeps nothing, and notes it: the next stretch needs a base.
+        """
+        ground = self.ground
+        run, root = ground.offload.run, ground.directory.root
+        if not await run(partial(ground.fs.exists, layout.join(root, layout.ARCHIVE_POSITION))):
+            return
+        from topics_server.archive.continuous.position import note_gap, read_position
+
+        try:
+            if ground.settings.archive_url is None:
+                await run(partial(note_gap, ground.fs, root))
+                return
+            position = await run(partial(read_position, ground.fs, root))
+        except StorageError as error:
+            # The archiver cannot read it either, and takes no archive.
+            log.warning("the journal is not kept for the archive: %s", error)
+            return
+        if position is not None and position.number and not position.is_gap:
+            journal.keep_for_archive(position.last_lsn + 1)
 
     def open_journal(self, replay: JournalReplay, next_lsn: int, published: ReplayStart) -> Writers:
         """The journal and what writes through it. Recovery is over; the loop must run."""
@@ -338,6 +365,24 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         sync_latency=writers.sync_latency,
         report=report,
         backups=_backups(writers, store),
+        archiver=_archiver(writers, store),
+    )
+
+
+def _archiver(writers: Writers, store: Store) -> Archiver | None:
+    """What keeps the archive, where there is one: only then are its modules imported."""
+    ground = writers.ground
+    if ground.settings.archive_url is None:
+        return None
+    from topics_server.node.archiver import Archiver
+
+    return Archiver(
+        ground,
+        writers.journal,
+        writers.commits,
+        writers.checkpointer,
+        ground.settings.archive_url,
+        lambda: store.is_disk_low,
     )
 
 

@@ -38,6 +38,7 @@ from topics_server.wal.journal.sizing import WAL_SHARE
 from topics_server.wal.segments.store import SealedSegments
 
 if TYPE_CHECKING:
+    from topics_server.node.archiver import Archiver
     from topics_server.node.backups import Backups
 
 
@@ -63,6 +64,7 @@ class Node:
     sync_latency: Sequence[LatencyHistogram]
     report: str
     backups: Backups | None = None
+    archiver: Archiver | None = None
     _tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
 
     @property
@@ -115,6 +117,7 @@ class Node:
         state.shards = lambda: self.journal.facts(self.sync_latency)
         state.reasons = self._reasons
         state.backups = self.backups
+        state.archiver = self.archiver
         if state.phase == "replaying":
             state.enter("ready")
 
@@ -135,6 +138,8 @@ class Node:
         self._spawn(self.streams.run())
         if self.backups is not None:
             self._spawn(self.backups.find_newest())
+        if self.archiver is not None:
+            self.archiver.start()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -182,6 +187,8 @@ class Node:
         """Finish what is in flight, take the final snapshot, release the directory."""
         if self.backups is not None:
             await self.backups.close()
+        if self.archiver is not None:
+            await self.archiver.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The rows of the metrics of backups.
+"""The rows of the metrics of backups and of the continuous archive.
 
 Called by `metric_table`.
 """
@@ -33,5 +33,68 @@ BACKUP_ROWS: Final = (
         "topics_backup_newest_timestamp_ms",
         "When the newest backup in the folder was made, ms since the epoch; 0: there is none.",
         lambda backups: backups.newest_ts_ms,
+    ),
+)
+
+ARCHIVE_ROWS: Final = (
+    MetricRow(
+        "gauge",
+        "topics_archive_lag_seconds",
+        "Age of the oldest change that is not in the archive; 0: there is none.",
+        lambda archive: archive.lag_s,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_archive_lag_bytes",
+        "Bytes journaled since the newest part of the archive.",
+        lambda archive: archive.lag_bytes,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_archive_kept_bytes",
+        "Bytes of journal files that are kept for the archive only.",
+        lambda archive: archive.kept_bytes,
+    ),
+    MetricRow(
+        "counter",
+        "topics_archive_parts",
+        "Parts written since the server started.",
+        lambda archive: archive.parts,
+    ),
+    MetricRow(
+        "counter",
+        "topics_archive_part_bytes",
+        "Bytes of these parts.",
+        lambda archive: archive.bytes,
+    ),
+    MetricRow(
+        "counter",
+        "topics_archive_bases",
+        "Bases written since the server started.",
+        lambda archive: archive.bases,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_archive_base_timestamp_ms",
+        "When the newest base was made, ms since the epoch; 0: there is none.",
+        lambda archive: archive.base_ts_ms,
+    ),
+    MetricRow(
+        "counter",
+        "topics_archive_gaps",
+        "Gaps since the server started: moments between two stretches cannot be restored.",
+        lambda archive: archive.gaps,
+    ),
+    MetricRow(
+        "counter",
+        "topics_archive_errors",
+        "Calls of the archive that failed and were, or will be, tried again.",
+        lambda archive: archive.errors,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_archive_stopped",
+        "1: nothing is archived until the server is started with an archive of its own.",
+        lambda archive: archive.stopped,
     ),
 )

@@ -267,6 +267,21 @@ class BackupMetrics(msgspec.Struct, frozen=True):
     newest_ts_ms: int
 
 
+class ArchiveMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the continuous archive is, and what it did since the start."""
+
+    lag_s: float
+    lag_bytes: int
+    kept_bytes: int
+    parts: int
+    bytes: int
+    bases: int
+    base_ts_ms: int
+    gaps: int
+    errors: int
+    stopped: int
+
+
 class Facts(msgspec.Struct, frozen=True):
     """Everything one scrape shows."""
 
@@ -289,3 +304,4 @@ class Facts(msgspec.Struct, frozen=True):
     pressure: PressureFacts | None = None
     log_lines_dropped: int | None = None
     backups: BackupMetrics | None = None
+    archive: ArchiveMetrics | None = None

@@ -18,8 +18,8 @@ _OFFLOAD_THREADS: Final = 4
 class ThreadOffload:
     """Blocking calls on a few threads of our own."""
 
-    def __init__(self) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(_OFFLOAD_THREADS, "offload")
+    def __init__(self, threads: int = _OFFLOAD_THREADS, name: str = "offload") -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, name)
         self._calls: set[concurrent.futures.Future[Any]] = set()
 
     async def run(self, call: Callable[[], T]) -> T:

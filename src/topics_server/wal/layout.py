@@ -6,6 +6,7 @@ Paths contain ids, never names of topics. The cold folder mirrors `segments/`.
     FORMAT                                  version, store id, run, boot id, wal sets
     RESTORED                                what a restored store must not use again
     BACKUP_FOLDER                           where the last backup lies
+    ARCHIVE_POSITION                        how far the continuous archive is
     ballast                                 random bytes: reserved space for a full disk
     wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
     wal/SET-SHARD.end                       how far that shard's journal reaches: its end mark
@@ -32,6 +33,7 @@ FORMAT: Final = "FORMAT"
 STORE: Final = "STORE"
 RESTORED: Final = "RESTORED"
 BACKUP_FOLDER: Final = "BACKUP_FOLDER"
+ARCHIVE_POSITION: Final = "ARCHIVE_POSITION"
 BALLAST: Final = "ballast"
 SET_ASIDE: Final = "set-aside"
 WAL: Final = "wal"

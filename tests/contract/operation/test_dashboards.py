@@ -76,7 +76,11 @@ def test_names_are_found_where_they_stand() -> None:
 @pytest.mark.connection(reason="some figures are of our connections")
 def test_each_figure_they_name_is_in_a_real_scrape(own: NewServer, tmp_path: Path) -> None:
     (tmp_path / "backups").mkdir()
-    server = own(TOPICS_BACKUP_DIR=str(tmp_path / "backups"))
+    (tmp_path / "archive").mkdir()
+    server = own(
+        TOPICS_BACKUP_DIR=str(tmp_path / "backups"),
+        TOPICS_ARCHIVE_URL=f"file://{tmp_path / 'archive'}",
+    )
     api = server.start()
     good(api.put("jobs", {"type": "queue", "durability": "fsync"}))
     api.add("jobs", 1)

@@ -16,6 +16,7 @@ from topics_server.runtime.metric_table import (
 )
 from topics_server.runtime.metrics import (
     LATENCY_BOUNDS_US,
+    ArchiveMetrics,
     BackupMetrics,
     ConnectionFacts,
     ConsumerMetrics,
@@ -97,6 +98,18 @@ def facts() -> Facts:
         ),
         log_lines_dropped=3,
         backups=BackupMetrics(1, 2, 3, 4),
+        archive=ArchiveMetrics(
+            lag_s=1.5,
+            lag_bytes=2,
+            kept_bytes=3,
+            parts=4,
+            bytes=5,
+            bases=6,
+            base_ts_ms=7,
+            gaps=8,
+            errors=9,
+            stopped=1,
+        ),
     )
 
 

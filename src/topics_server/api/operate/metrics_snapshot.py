@@ -71,6 +71,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         pressure=None if store is None else _pressure_facts(state.throttle),
         log_lines_dropped=_asked(state.log_lines_dropped),
         backups=None if state.backups is None else state.backups.metrics(),
+        archive=None if state.archiver is None else state.archiver.metrics(),
     )
 
 

@@ -1,23 +1,55 @@
-"""`topics restore FOLDER DIR`: makes a data directory from a backup.
+"""`topics restore`: makes a data directory from a backup, or as of a moment of an archive.
 
 Exit code 0: DIR is ready for `topics serve`. 1: refused or damaged; what is in DIR is no store.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
 
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import format_options, note, show_object
+from topics_server.runtime.archive_url import is_url
 from topics_server.values.errors import StorageError
+
+if TYPE_CHECKING:
+    from topics_server.archive.continuous.moments import Moments, RestorePoint
+
+_MS = re.compile(r"[0-9]{1,16}", re.ASCII)
+_SEQ = re.compile(r"(.+)=([1-9][0-9]{0,19})", re.DOTALL)
 
 
 @click.command("restore")
-@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
+@click.argument("source", metavar="FOLDER|URL")
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 @click.option(
-    "--backup", "number", type=click.IntRange(1), metavar="NUMBER", help="Default: the newest one."
+    "--backup",
+    "number",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Of a FOLDER: this backup. Default: the newest one.",
+)
+@click.option("--to-seq", metavar="TOPIC=N", help="Of an archive: up to this record's append.")
+@click.option(
+    "--to-time",
+    metavar="TIME",
+    help="Of an archive: up to this time of the server, 2026-01-31T12:00:00Z or ms.",
+)
+@click.option(
+    "--base", type=click.IntRange(1), metavar="NUMBER", help="Of an archive: this base as it is."
+)
+@click.option(
+    "--topics",
+    metavar="NAMES",
+    help="Of an archive: only these topics, comma-separated; * stands for any characters.",
 )
 @click.option(
     "--skip",
@@ -25,20 +57,51 @@ from topics_server.values.errors import StorageError
     type=click.IntRange(1),
     metavar="NUMBER",
     multiple=True,
-    help="Do not ask this backup, which cannot be read. May be given several times.",
+    help="Do not ask this backup or part, which cannot be read. May be given several times.",
 )
 @format_options
 def command(
-    folder: str, directory: str, number: int | None, skipped: tuple[int, ...], as_json: bool
+    source: str,
+    directory: str,
+    number: int | None,
+    to_seq: str | None,
+    to_time: str | None,
+    base: int | None,
+    topics: str | None,
+    skipped: tuple[int, ...],
+    as_json: bool,
 ) -> None:
-    """Make the data directory DIR, a new or empty folder, from a backup in FOLDER.
+    """Make the data directory DIR, a new or empty folder, from a backup or an archive.
 
-    DIR is a store of its own, with a new id: topics, records, deletes, queues, routers, producers
-    and sessions as they were. New records get seqs behind all that any backup in FOLDER knows;
-    readers are told of the seqs between as damaged. Views are built anew. A backup that cannot be
-    read stops the restore, also if another one is restored: it may know seqs that the others do
-    not. With --skip these may be assigned again.
+    FOLDER holds backups, URL names a continuous archive. DIR is a store of its own, with a new id:
+    topics, records, deletes, queues, routers, producers and sessions as they were. New records get
+    seqs behind all that any backup or part knows; readers are told of the seqs between as damaged.
+    Views are built anew. Without an option the newest backup or moment is restored. A backup or
+    part that cannot be read stops the restore: it may know seqs that the others do not. With --skip
+    these may be assigned again.
     """
+    of_archive = {"--to-seq": to_seq, "--to-time": to_time, "--base": base}
+    given = [name for name, value in of_archive.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} name two moments: give one")
+    if is_url(source):
+        if number is not None:
+            raise click.UsageError("--backup is for a FOLDER; an archive has --base")
+        find = _finder(to_seq, to_time, base)
+        made = _from_archive(source, directory, find, topics, skipped)
+    else:
+        if given or topics is not None:
+            raise click.UsageError(f"{(*given, '--topics')[0]} is for the URL of an archive")
+        if not Path(source).is_dir():
+            raise click.UsageError(f"{source} is neither a folder nor the URL of an archive")
+        made = _from_folder(source, directory, number, skipped)
+    show_object(msgspec.json.encode(made), as_json=as_json)
+    note(f"start it with: topics serve --data-dir {directory}")
+
+
+def _from_folder(
+    folder: str, directory: str, number: int | None, skipped: tuple[int, ...]
+) -> object:
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.restore import restore
     from topics_server.wal.fs import OsFs
@@ -46,8 +109,69 @@ def command(
     fs = OsFs()
     try:
         store = FolderStore.open(fs, folder, write=False)
-        made = restore(fs, store, directory, number, skipped=skipped)
+        return restore(fs, store, directory, number, skipped=skipped)
     except StorageError as error:
         raise Failure(str(error)) from None
-    show_object(msgspec.json.encode(made), as_json=as_json)
-    note(f"start it with: topics serve --data-dir {directory}")
+
+
+def _from_archive(
+    url: str,
+    directory: str,
+    find: Callable[[Moments], RestorePoint],
+    topics: str | None,
+    skipped: tuple[int, ...],
+) -> object:
+    from topics_server.archive.continuous.restoring import restore_moment
+    from topics_server.cli.backups.archive import opened
+    from topics_server.wal.fs import OsFs
+
+    store = opened(url)
+    is_wanted = None if topics is None else _wanted(topics)
+    try:
+        return restore_moment(OsFs(), store, directory, find, is_wanted=is_wanted, skipped=skipped)
+    except StorageError as error:
+        raise Failure(str(error)) from None
+
+
+def _finder(
+    to_seq: str | None, to_time: str | None, base: int | None
+) -> Callable[[Moments], RestorePoint]:
+    """What finds the moment that the options name."""
+    if to_seq is not None:
+        found = _SEQ.fullmatch(to_seq)
+        if found is None:
+            raise click.UsageError(f"--to-seq {to_seq}: allowed is TOPIC=N, N from 1 on")
+        topic, seq = found[1], int(found[2])
+        return lambda moments: moments.at_seq(topic, seq)
+    if to_time is not None:
+        ts_ms = _ms_of(to_time)
+        return lambda moments: moments.at_time(ts_ms)
+    if base is not None:
+        part = base
+        return lambda moments: moments.at_base(part)
+    return lambda moments: moments.newest()
+
+
+def _ms_of(text: str) -> int:
+    if _MS.fullmatch(text):
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--to-time {text}: allowed is a time like 2026-01-31T12:00:00Z, or ms since the epoch"
+        ) from None
+    if found.tzinfo is None:
+        raise click.UsageError(f"--to-time {text}: say the zone, as in {text}Z")
+    return int(found.astimezone(UTC).timestamp() * 1000)
+
+
+def _wanted(topics: str) -> Callable[[str], bool]:
+    """Whether a name is one of a list, in which * stands for any characters."""
+    patterns = [
+        "".join("*" if char == "*" else f"[{char}]" if char in "[?" else char for char in part)
+        for part in filter(None, (part.strip() for part in topics.split(",")))
+    ]
+    if not patterns:
+        raise click.UsageError("--topics: name at least one topic")
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)

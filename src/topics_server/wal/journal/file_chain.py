@@ -118,17 +118,25 @@ class JournalFile:
 
 
 def open_files(
-    fs: Fs, wal_dir: str, *, write: bool, is_whole: bool = True
+    fs: Fs,
+    wal_dir: str,
+    *,
+    write: bool,
+    is_whole: bool = True,
+    behind: tuple[Key, int] | None = None,
 ) -> tuple[dict[Key, list[JournalFile]], list[layout.WalName]]:
     """Files by (set, shard), ascending by number, and the names of unfinished files.
 
     Checks every header and reads every first group; a valid first group is required only if the
-    journal `is_whole`, as far as is known. Raises `Corrupt`, `StartRefused`.
+    journal `is_whole`, as far as is known. `behind`: only the files of a shard above a number.
+    Raises `Corrupt`, `StartRefused`.
     """
     shards: dict[Key, list[JournalFile]] = {}
     unfinished: list[layout.WalName] = []
     names = [layout.parse_wal_file(name) for name in fs.list_dir(wal_dir)]
     for name in sorted(name for name in names if name is not None):
+        if behind is not None and not _is_behind(name, *behind):
+            continue
         path = layout.join(wal_dir, layout.wal_file(name))
         file = fs.open(path, write=write)
         size = file.size()
@@ -149,6 +157,10 @@ def open_files(
             raise Corrupt("the first group does not say which file it continues", path)
         shards.setdefault((name.wal_set, name.shard), []).append(found)
     return shards, unfinished
+
+
+def _is_behind(name: layout.WalName, key: Key, number: int) -> bool:
+    return (name.wal_set, name.shard) == key and name.number > number
 
 
 def check_sets(

@@ -64,6 +64,9 @@ class Journal:
         # While a backup copies the journal no file is removed; the newest request waits.
         self._trim_holds = 0
         self._held_trim: ReplayStart | None = None
+        # The newest request, and the first lsn that the archive still needs; None: it needs none.
+        self._trim_start: ReplayStart | None = None
+        self._archive_lsn: int | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @classmethod
@@ -218,16 +221,59 @@ class Journal:
             start, self._held_trim = self._held_trim, None
             self.trim(start)
 
+    def synced_up_to(self, last_lsn: int) -> tuple[int, Sequence[SyncedShard]]:
+        """The last lsn up to which every shard is synced, at most `last_lsn`; and each shard's.
+
+        Syncs nothing.
+        """
+        behind = [shard.synced_lsn for shard in self.shards if not shard.is_synced]
+        synced = [
+            SyncedShard(self._wal_set, shard.number, shard.synced_lsn) for shard in self.shards
+        ]
+        return min([last_lsn, *behind]), synced
+
+    def keep_for_archive(self, start_lsn: int | None) -> None:
+        """Keep the files with entries from this lsn on; None: trim as if there were no archive."""
+        if start_lsn == self._archive_lsn:
+            return
+        self._archive_lsn = start_lsn
+        if self._trim_start is not None:
+            self.trim(self._trim_start)
+
+    @property
+    def archive_bytes(self) -> int:
+        """Bytes of the files that are kept for the archive only."""
+        start, archive_lsn = self._trim_start, self._archive_lsn
+        if start is None or archive_lsn is None:
+            return 0
+        old = sum(
+            each.bytes for each in self._old if archive_lsn <= each.last_lsn < start.of(*each.key)
+        )
+        return old + sum(
+            each.bytes
+            for shard in self.shards
+            for each in list(shard.tail.closed)
+            if archive_lsn <= each.last_lsn < start.of(self._wal_set, shard.number)
+        )
+
+    def _needed_from(self, start: ReplayStart, wal_set: int, shard: int) -> int:
+        """Files of a shard whose entries all lie before this lsn may go."""
+        lsn = start.of(wal_set, shard)
+        return lsn if self._archive_lsn is None else min(lsn, self._archive_lsn)
+
     def trim(self, start: ReplayStart) -> None:
         """Unlink, on a worker, files whose entries all lie before the start of the replay."""
+        self._trim_start = start
         if self._trim_holds:
             self._held_trim = start
             return
-        paths = [old.path for old in self._old if old.last_lsn < start.of(*old.key)]
-        self._old[:] = [old for old in self._old if old.last_lsn >= start.of(*old.key)]
+        paths = [old.path for old in self._old if old.last_lsn < self._needed_from(start, *old.key)]
+        self._old[:] = [
+            old for old in self._old if old.last_lsn >= self._needed_from(start, *old.key)
+        ]
         for shard in self.shards:
             closed = shard.tail.closed
-            start_lsn = start.of(self._wal_set, shard.number)
+            start_lsn = self._needed_from(start, self._wal_set, shard.number)
             # The shard's worker may append meanwhile; only this thread uses this end of the list.
             while closed and closed[0].last_lsn < start_lsn:
                 paths.append(closed.pop(0).path)

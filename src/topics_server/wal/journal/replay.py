@@ -80,6 +80,7 @@ class OldFile(msgspec.Struct, frozen=True):
     path: str
     last_lsn: int
     key: Key
+    bytes: int = 0
 
 
 class JournalReplay:
@@ -209,7 +210,8 @@ class JournalReplay:
     def _note_old_files(self, files: list[JournalFile]) -> None:
         used = [found for found in files if found.first is not None]
         for found, follower in itertools.pairwise(used):
-            self.old_files.append(OldFile(found.path, follower.opening.previous_lsn, found.key))
+            last_lsn = follower.opening.previous_lsn
+            self.old_files.append(OldFile(found.path, last_lsn, found.key, found.size))
 
     def _keep_one_file(self, shards: dict[Key, list[JournalFile]]) -> None:
         """Keep one file of every shard: a shard without any file counts as missing after a crash.
@@ -356,7 +358,7 @@ class JournalReplay:
         if needed:
             last = needed[-1]
             self._lasts.append(last)
-            self.old_files.append(OldFile(last.path, last_lsn, key))
+            self.old_files.append(OldFile(last.path, last_lsn, key, last.size))
             opening = Opening(last.header.number, last.end, last_lsn)
         for found in files:
             if found.first is None and found.header.number > opening.previous_number:
@@ -364,11 +366,11 @@ class JournalReplay:
                 self._judge_tail(found, FILE_HEADER_BYTES, "", start_lsn)
                 if mark is not None and found.header.number == mark.number:
                     # It stays until the mark names another one.
-                    self.old_files.append(OldFile(found.path, last_lsn, key))
+                    self.old_files.append(OldFile(found.path, last_lsn, key, found.size))
                 else:
                     self._unused.append(found.path)
             elif found.first is None:
                 # Before the start of replay: not judged, removed together with its neighbours.
-                self.old_files.append(OldFile(found.path, last_lsn, key))
+                self.old_files.append(OldFile(found.path, last_lsn, key, found.size))
         self.ends[key] = ShardEnd(self.ends[key].next_number, opening)
         self.report.last_lsn = max(self.report.last_lsn, last_lsn)

@@ -79,6 +79,7 @@ class ClosedFile(NamedTuple):
 
     path: str
     last_lsn: int
+    bytes: int = 0
 
 
 class _Live:
@@ -325,7 +326,7 @@ class WalFile:
         self._end_mark.begin(beginning)
         self._held = beginning
         self._opening = Opening(old.number, self.end, self.last_lsn)
-        self.closed.append(ClosedFile(old.file.path, self.last_lsn))
+        self.closed.append(ClosedFile(old.file.path, self.last_lsn, old.filled))
         self._live = new
         del self.spares[0]
         self._limit = self._sizes.file_bytes

@@ -137,6 +137,11 @@ class WalWriter:
         """Every entry of the shard up to this lsn is synced."""
         return self._marks.synced_lsn
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether everything that was submitted is synced."""
+        return self._marks.synced_lsn >= self._marks.submitted_lsn
+
     def submit(self, lsn: int, entry: Entry, *, urgent: bool, sync: bool) -> None:
         """Queue one entry; written at the end of this turn at the earliest."""
         if self.state is not WriterState.OPEN:

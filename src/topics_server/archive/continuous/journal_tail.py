@@ -1,0 +1,227 @@
+"""Reads the newest synced entries of a running server's journal, again and again.
+
+The server goes on writing. A caller knows an lsn up to which every shard is synced, and how far
+each shard is. Each shard's files are read from where the last call ended; a group that begins
+behind the caller's lsn is left for a later call, because it may yet be undone. A shard that ends
+before what it is known to have is damage, and so is a file that is missing. Called by `shipper`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from topics_server.values.entries import Entry, RecordsAppended
+from topics_server.values.errors import Corrupt, NotThere
+from topics_server.values.storage_types import SyncedShard
+from topics_server.wal.format.frames import FRAME_HEADER_BYTES
+from topics_server.wal.format.groups import FILE_HEADER_BYTES, Ending, Group, Scan
+from topics_server.wal.fs import Fs
+from topics_server.wal.journal.file_chain import JournalFile, Key, needed_files, open_files
+
+# A file before the start may be removed between the listing and its opening.
+_TRIES: Final = 5
+
+
+class JournalTail:
+    """The journal from one lsn on. All calls block."""
+
+    def __init__(self, fs: Fs, wal_dir: str, start_lsn: int) -> None:
+        """Raises `StartRefused`, `Corrupt` if entries from `start_lsn` on are missing."""
+        self._fs: Final = fs
+        self._wal_dir: Final = wal_dir
+        self._shards: Final[dict[Key, _ShardTail]] = {}
+        found = _opened(fs, wal_dir, None)
+        try:
+            for key, files in sorted(found.items()):
+                needed = needed_files(wal_dir, key, files, start_lsn)
+                self._shards[key] = _ShardTail(fs, wal_dir, key, needed, start_lsn)
+        finally:
+            kept = {id(file) for shard in self._shards.values() for file in shard.files}
+            for files in found.values():
+                for each in files:
+                    if id(each) not in kept:
+                        each.file.close()
+
+    def read(
+        self, upto_lsn: int, synced: Sequence[SyncedShard], max_bytes: int
+    ) -> list[tuple[int, Entry]]:
+        """The next entries up to an lsn, of all shards, by lsn; about so many bytes of them.
+
+        `synced`: how far each open shard is synced; every one is up to `upto_lsn`, as far as it has
+        entries. Raises `Corrupt`.
+        """
+        known = {(each.wal_set, each.shard): each.synced_lsn for each in synced}
+        for key in known.keys() - self._shards.keys():
+            raise Corrupt(f"the files of wal set {key[0]}, shard {key[1]} are missing")
+        fronts: list[tuple[int, Key]] = []
+        for key in self._shards:
+            self._push(fronts, key, upto_lsn, known)
+        entries: list[tuple[int, Entry]] = []
+        size = 0
+        while fronts and size < max_bytes:
+            _, key = heapq.heappop(fronts)
+            lsn, entry = self._shards[key].pop()
+            entries.append((lsn, entry))
+            size += _bytes_of(entry)
+            self._push(fronts, key, upto_lsn, known)
+        return entries
+
+    def _push(
+        self, fronts: list[tuple[int, Key]], key: Key, upto_lsn: int, known: Mapping[Key, int]
+    ) -> None:
+        lsn = self._shards[key].front(upto_lsn, known.get(key))
+        if lsn is not None:
+            heapq.heappush(fronts, (lsn, key))
+
+    def close(self) -> None:
+        """Close the files."""
+        for shard in self._shards.values():
+            for each in shard.files:
+                each.file.close()
+            shard.files.clear()
+
+
+class _ShardTail:
+    """One shard. `files`: the one that is read, and those behind it that are known."""
+
+    def __init__(
+        self, fs: Fs, wal_dir: str, key: Key, files: list[JournalFile], start_lsn: int
+    ) -> None:
+        self._fs = fs
+        self._wal_dir = wal_dir
+        self._key = key
+        self.files = deque(files)
+        self._position = FILE_HEADER_BYTES
+        # Entries up to it were read; they may wait in `_entries`.
+        self._read_lsn = start_lsn - 1
+        self._entries: deque[tuple[int, Entry]] = deque()
+
+    def front(self, upto_lsn: int, known_lsn: int | None) -> int | None:
+        """The lsn of the next entry up to `upto_lsn`; None if there is none yet."""
+        if not self._entries:
+            self._fill(upto_lsn, known_lsn)
+        if self._entries and self._entries[0][0] <= upto_lsn:
+            return self._entries[0][0]
+        return None
+
+    def pop(self) -> tuple[int, Entry]:
+        """The entry that `front` told."""
+        return self._entries.popleft()
+
+    def _fill(self, upto_lsn: int, known_lsn: int | None) -> None:
+        """Read on until there is an entry. `known_lsn`: the shard's last synced entry; None: it is
+        of an earlier wal set and grows no more.
+        """
+        while not self._entries:
+            if known_lsn is not None and self._read_lsn >= known_lsn:
+                return
+            if not self.files and not self._find_files(None):
+                if known_lsn is None:
+                    return
+                raise self._ended(known_lsn, None)
+            result = self._scan()
+            if self._take(result, upto_lsn):
+                continue
+            if any(group.entries for group in result.groups):
+                # The next group begins behind `upto_lsn`.
+                return
+            if not self._next_file(result.position):
+                if known_lsn is None:
+                    return
+                raise self._ended(known_lsn, result)
+
+    def _scan(self) -> Scan:
+        """The groups from the position on: at least one with entries, or up to the file's end."""
+        found = self.files[0]
+        found.size = found.file.size()
+        groups: list[Group] = []
+        position = self._position
+        while True:
+            result = found.scan(position)
+            groups += result.groups
+            if result.ending is not Ending.MORE or any(group.entries for group in result.groups):
+                return result._replace(groups=groups)
+            position = result.position
+
+    def _take(self, result: Scan, upto_lsn: int) -> bool:
+        """Keep the entries of the groups up to an lsn; False if no group with entries was taken.
+
+        A group without entries is passed only together with one behind it: it may be undone.
+        """
+        is_taken = False
+        for group in result.groups:
+            if not group.entries:
+                continue
+            if group.entries[0][0] > upto_lsn:
+                break
+            is_taken = True
+            self._position = group.end
+            for lsn, entry in group.entries:
+                if lsn > self._read_lsn:
+                    self._entries.append((lsn, entry))
+                    self._read_lsn = lsn
+        return is_taken
+
+    def _next_file(self, end: int) -> bool:
+        """Go on with the file that continues this one; False if there is none."""
+        current = self.files[0]
+        if len(self.files) == 1 and not self._find_files(current):
+            return False
+        follower = self.files[1]
+        opening = follower.opening
+        if (opening.previous_number, opening.previous_end) != (current.header.number, end):
+            raise Corrupt(
+                f"ends at {end}, but a later file continues file {opening.previous_number} from "
+                f"{opening.previous_end}",
+                current.path,
+            )
+        self.files.popleft()
+        current.file.close()
+        self._position = FILE_HEADER_BYTES
+        return True
+
+    def _find_files(self, current: JournalFile | None) -> bool:
+        """Add the files with groups behind the current one. Raises `StartRefused` for a gap."""
+        number = 0 if current is None else current.header.number
+        found = _opened(self._fs, self._wal_dir, (self._key, number)).get(self._key, [])
+        used = [each for each in found if each.first is not None]
+        for each in found:
+            if each.first is None:
+                each.file.close()
+        if current is None and used:
+            needed = needed_files(self._wal_dir, self._key, used, self._read_lsn + 1)
+            for each in used:
+                if each not in needed:
+                    each.file.close()
+            used = needed
+        self.files.extend(used)
+        return bool(used)
+
+    def _ended(self, known_lsn: int, result: Scan | None) -> Corrupt:
+        reason = "" if result is None or not result.reason else f" ({result.reason})"
+        return Corrupt(
+            f"the entries of wal set {self._key[0]}, shard {self._key[1]} end at lsn "
+            f"{self._read_lsn}, and it was synced up to lsn {known_lsn}{reason}",
+            self.files[0].path if self.files else self._wal_dir,
+        )
+
+
+def _opened(fs: Fs, wal_dir: str, behind: tuple[Key, int] | None) -> dict[Key, list[JournalFile]]:
+    """All files of the journal, or those of one shard behind a number."""
+    for attempt in range(_TRIES):
+        try:
+            return open_files(fs, wal_dir, write=False, behind=behind)[0]
+        except NotThere:
+            if attempt + 1 == _TRIES:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _bytes_of(entry: Entry) -> int:
+    """About the length of its frame."""
+    if isinstance(entry, RecordsAppended):
+        return FRAME_HEADER_BYTES + len(entry.body)
+    return 2 * FRAME_HEADER_BYTES

@@ -1,0 +1,181 @@
+"""Makes a data directory as of a moment of an archive.
+
+Takes the newest base up to the cut, and the entries of the parts up to it. The result is a store of
+its own with a new id; the first start recovers it like a killed server, and moves every head past
+the seqs that any base or part of the archive knows. Topics that are not wanted are dropped by
+entries behind the cut, and their segments are not written. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from topics_server.archive.continuous.bases import ArchiveBases
+from topics_server.archive.continuous.history import ArchiveHistory
+from topics_server.archive.continuous.moments import Moments, RestorePoint, names_of, note_name
+from topics_server.archive.known import KnownBuilder
+from topics_server.archive.object_store import ObjectStore
+from topics_server.archive.repository import StoredBackup
+from topics_server.archive.restore import make_target, needed_bytes, write_store
+from topics_server.values.entries import Entry, TopicDropped
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.storage_types import KnownPositions
+from topics_server.wal.format.manifest import decode_manifest
+from topics_server.wal.fs import Fs
+from topics_server.wal.journal.wal_file import Sizes
+
+
+@dataclass(slots=True)
+class RestoredMoment:
+    """What a restore made. `ts`: the server's time of the cut."""
+
+    lsn: int
+    ts: int
+    base: str
+    part: int
+    store_id: str
+    topics: int = 0
+    segment_bytes: int = 0
+    entries: int = 0
+
+
+def restore_moment(
+    fs: Fs,
+    store: ObjectStore,
+    target: str,
+    find: Callable[[Moments], RestorePoint],
+    *,
+    is_wanted: Callable[[str], bool] | None = None,
+    skipped: Collection[int] = (),
+    mode: int = 0o700,
+    sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
+) -> RestoredMoment:
+    """*Blocking.* Make `target` as of the moment that `find` names.
+
+    `is_wanted`: names of topics that are restored, all if None. `skipped`: numbers of parts behind
+    the cut that are not asked which seqs they know. Raises `StartRefused`, `Corrupt`; what a failed
+    call leaves is no store.
+    """
+    history = ArchiveHistory(store)
+    bases = ArchiveBases(store, history)
+    point = find(Moments(history, bases.all()[0]))
+    known = _known(history, bases, point, skipped)
+    base = point.base
+    needed, run = needed_bytes(base.backup.facts), base.backup.facts.run
+    if point.part:
+        for facts in history.needed_parts(base.stretch, base.last_lsn, point.part):
+            needed += facts.frames_bytes
+            run = max(run, facts.run)
+    dropped: dict[int, str] = {}
+    if is_wanted is not None:
+        names = names_of(base)
+        for _, entry in _part_entries(history, point):
+            note_name(entry, names)
+        dropped = {each: name for each, name in names.items() if not is_wanted(name)}
+        if len(dropped) == len(names):
+            raise StartRefused("the archive has no such topic at this moment")
+        needed -= _segment_bytes(base.backup, dropped)
+    locks = make_target(fs, store, target, needed, mode)
+    try:
+        made = write_store(
+            fs,
+            base.backup,
+            target,
+            known,
+            _entries(history, point, dropped),
+            run,
+            is_wanted=lambda topic_id: topic_id not in dropped,
+            sizes=sizes,
+        )
+    finally:
+        for lock in locks:
+            lock.release()
+    return RestoredMoment(
+        lsn=point.lsn,
+        ts=point.ts_ms,
+        base=base.name,
+        part=point.part,
+        store_id=made.store_id,
+        topics=made.topics,
+        segment_bytes=made.segment_bytes,
+        entries=made.entries,
+    )
+
+
+def _segment_bytes(backup: StoredBackup, topic_ids: Collection[int]) -> int:
+    """Bytes of the segments of these topics."""
+    return sum(
+        entry.data_bytes + entry.idx_bytes
+        for topic in backup.sealed()
+        if topic.topic_id in topic_ids
+        for entry in decode_manifest(topic.manifest).segments
+    )
+
+
+def _entries(
+    history: ArchiveHistory, point: RestorePoint, dropped: dict[int, str]
+) -> Iterator[tuple[int, Entry]]:
+    """The whole journal of the restored store."""
+    gone: set[int] = set()
+    lsn = point.base.last_lsn
+    for lsn, entry in itertools.chain(point.base.backup.entries(), _part_entries(history, point)):
+        if isinstance(entry, TopicDropped):
+            gone.add(entry.topic_id)
+        yield lsn, entry
+    lsn = max(lsn, point.base.last_lsn)
+    for topic_id, name in sorted(dropped.items()):
+        if topic_id not in gone:
+            lsn += 1
+            yield lsn, TopicDropped(topic_id=topic_id, ts=point.ts_ms, name=name)
+
+
+def _part_entries(history: ArchiveHistory, point: RestorePoint) -> Iterator[tuple[int, Entry]]:
+    """The entries behind the base, up to the cut. Raises `Corrupt`."""
+    if not point.part:
+        return
+    last_lsn = point.base.last_lsn
+    for facts in history.needed_parts(point.base.stretch, last_lsn, point.part):
+        for lsn, entry in history.part(facts.number)[1]:
+            if lsn > point.lsn:
+                return
+            if lsn > last_lsn:
+                last_lsn = lsn
+                yield lsn, entry
+
+
+def _known(
+    history: ArchiveHistory, bases: ArchiveBases, point: RestorePoint, skipped: Collection[int]
+) -> KnownPositions:
+    """What clients may have seen, as far as a part or base that reaches behind the cut tells.
+
+    Ids and epochs of topics that were dropped before are in the restored base.
+    """
+    builder = KnownBuilder()
+    pruned = history.pruned()
+    if pruned is not None:
+        builder.note(pruned.known)
+    start = point.part or point.base.part
+    for base in bases.kept():
+        if base.part < start or base.part in skipped:
+            continue
+        try:
+            builder.note(bases.opened(base).backup.known())
+        except StorageError as error:
+            raise _unknown(error, base.part) from None
+    for number in history.numbers():
+        if number < start or number in skipped:
+            continue
+        try:
+            builder.note(history.facts(number).known)
+        except StorageError as error:
+            raise _unknown(error, number) from None
+    return builder.result()
+
+
+def _unknown(error: StorageError, number: int) -> Corrupt:
+    return Corrupt(
+        f"{error}. Part {number} may know seqs that were assigned after the moment of the restore; "
+        f"--skip {number} restores without asking it"
+    )

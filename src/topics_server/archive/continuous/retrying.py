@@ -1,0 +1,94 @@
+"""An archive whose calls are tried again: a distant store fails now and then.
+
+A put that failed may have succeeded. So after a failure, an object that is there with the content
+that was put counts as put; with another content it does not. An object is held in memory while it
+is put: segments are the largest. Called by `opening` and by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+from topics_server.archive.continuous.shared_folder import ArchiveStore
+from topics_server.runtime.clock import pause
+from topics_server.values.errors import NotThere, StartRefused, StorageError
+from topics_server.wal.fs import Buffer, Lock
+
+_TRIES: Final = 5
+_PAUSE_S: Final = 0.2
+
+T = TypeVar("T")
+
+
+class RetryingStore:
+    """See the module. `wait`: called with the seconds before the next try."""
+
+    def __init__(self, inner: ArchiveStore, wait: Callable[[float], None] = pause) -> None:
+        self._inner: Final = inner
+        self._wait: Final = wait
+
+    def path_of(self, name: str) -> str:
+        """See `ObjectStore`."""
+        return self._inner.path_of(name)
+
+    def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
+        """See `ObjectStore`."""
+        if self.size(name) is not None:
+            return False
+        content = b"".join(pieces)
+        has_failed = False
+
+        def put() -> bool:
+            nonlocal has_failed
+            try:
+                is_put = self._inner.put_if_absent(name, [content])
+            except StorageError:
+                has_failed = True
+                raise
+            return is_put or (has_failed and b"".join(self._inner.read(name)) == content)
+
+        return self._try(put)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `ObjectStore`: whole, so that a try does not begin in the middle."""
+        chunks: list[bytes] = self._try(lambda: list(self._inner.read(name)))
+        return iter(chunks)
+
+    def size(self, name: str) -> int | None:
+        """See `ObjectStore`."""
+        return self._try(lambda: self._inner.size(name))
+
+    def names(self, folder: str) -> list[str]:
+        """See `ObjectStore`."""
+        return self._try(lambda: self._inner.names(folder))
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See `ObjectStore`."""
+        self._try(lambda: self._inner.remove_unfinished(folder))
+
+    def delete(self, name: str) -> None:
+        """See `ObjectStore`."""
+        self._try(lambda: self._inner.delete(name))
+
+    def delete_folder(self, folder: str) -> None:
+        """See `ObjectStore`."""
+        self._try(lambda: self._inner.delete_folder(folder))
+
+    def lock_bases(self) -> Lock:
+        """See `ArchiveStore`: a lock that is held is told at once."""
+        return self._inner.lock_bases()
+
+    def close(self) -> None:
+        """See `ObjectStore`."""
+        self._inner.close()
+
+    def _try(self, call: Callable[[], T]) -> T:
+        for attempt in range(_TRIES - 1):
+            try:
+                return call()
+            except (NotThere, StartRefused):
+                raise
+            except StorageError:
+                self._wait(_PAUSE_S * 2**attempt)
+        return call()

@@ -1,0 +1,125 @@
+"""A folder that several servers may write to, none over another's object.
+
+An object is written beside under a name of its own and renamed under a lock that is held for the
+look and the rename only, so that it is put if it is absent, whoever else writes. Bases and prunes
+take the lock of a backup folder besides: a prune must not remove what a base relies on.
+Called by `opening`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol, Self
+
+from topics_server.archive.object_store import FolderStore, ObjectStore
+from topics_server.runtime.clock import pause, random_hex
+from topics_server.values.errors import StartRefused, StorageError
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import remove_quietly, write_temp
+from topics_server.wal.fs import Buffer, Fs, Lock
+
+_PUT_LOCK: Final = "PUT"
+_BASE_LOCK: Final = "LOCK"
+_TRIES: Final = 200
+_PAUSE_S: Final = 0.02
+
+
+class ArchiveStore(ObjectStore, Protocol):
+    """Where an archive lies."""
+
+    def lock_bases(self) -> Lock:
+        """Keep other bases and prunes away. Raises `StartRefused` if there is one."""
+        ...
+
+
+class SharedFolder(FolderStore):
+    """See the module. Safe to call from several threads."""
+
+    def __init__(self, fs: Fs, root: str, identity: tuple[int, int], lock: Lock | None) -> None:
+        super().__init__(fs, root, identity, lock)
+        self._token: Final = random_hex(16)
+        self._numbers: Final = itertools.count(1)
+        self._turn: Final = threading.Lock()
+        self.bytes_per_s = 0
+
+    @classmethod
+    def open(cls, fs: Fs, root: str, *, write: bool = False) -> Self:
+        """Open a folder that exists. Raises `StorageError`."""
+        return super().open(fs, root, write=False)
+
+    def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
+        """See `ObjectStore`."""
+        self._check_folder()
+        path = self.path_of(name)
+        if self._fs.exists(path):
+            return False
+        with self._turn:
+            self._make_folders(name)
+        beside = f"{path}.{self._token}{next(self._numbers)}"
+        write_temp(self._fs, beside, self._paced(pieces))
+        try:
+            with self._turn:
+                is_put = self._rename(layout.temp(beside), path)
+        except BaseException:
+            remove_quietly(self._fs, layout.temp(beside))
+            raise
+        if not is_put:
+            remove_quietly(self._fs, layout.temp(beside))
+        return is_put
+
+    def _rename(self, beside: str, path: str) -> bool:
+        lock = self._put_lock()
+        try:
+            self._check_folder()
+            if self._fs.exists(path):
+                return False
+            self._fs.rename(beside, path)
+            self._fs.sync_dir(layout.parent(path))
+            return True
+        finally:
+            lock.release()
+
+    def _put_lock(self) -> Lock:
+        path = self.path_of(_PUT_LOCK)
+        for _ in range(_TRIES):
+            try:
+                return self._fs.lock(path, "a put")
+            except StartRefused:
+                pause(_PAUSE_S)
+        raise StorageError("another process holds this lock", path)
+
+    def _paced(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        """The same pieces, not faster than so many bytes a second; 0: as they come."""
+        for piece in pieces:
+            yield piece
+            if self.bytes_per_s:
+                pause(len(piece) / self.bytes_per_s)
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See `ObjectStore`. A put that is under way fails, and is tried again."""
+        self._check_folder()
+        path = self.path_of(folder)
+        for name in filter(layout.is_temp, self._fs.list_dir(path)):
+            self._fs.unlink(layout.join(path, name), missing_ok=True)
+
+    def lock_bases(self) -> Lock:
+        """See `ArchiveStore`."""
+        self._check_folder()
+        return self._fs.lock(self.path_of(_BASE_LOCK), "a base or a prune")
+
+
+def is_lock(name: str) -> bool:
+    """Whether a file in the root of the folder is a lock, or of the file system."""
+    return name in (_PUT_LOCK, _BASE_LOCK, "lost+found")
+
+
+def put_same(store: ObjectStore, name: str, content: bytes) -> bool:
+    """Put an object, or find that it is there with this content; False if it has another.
+
+    A put that failed may have succeeded, or may do so later: so what is there is compared.
+    """
+    if store.put_if_absent(name, [content]):
+        return True
+    return b"".join(store.read(name)) == content

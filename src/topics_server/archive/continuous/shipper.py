@@ -1,0 +1,377 @@
+"""Writes the parts of an archive, one after the other.
+
+A part is put under the next number if that is absent. Before, its checksum is noted in the data
+directory (`position`). A put that fails is tried again with the same bytes; a number that holds
+other bytes was written by another server with a copy of this store: `ArchiveTaken`, and this one
+writes nothing any more. All calls block, and are made one at a time. Called by `node/archiver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics_server.archive.continuous.format import (
+    ARCHIVE,
+    ARCHIVE_VERSION,
+    CATCH_UP_BYTES,
+    PART_BYTES,
+    ArchiveMark,
+    PartFacts,
+    decode_mark,
+    digest_of,
+    encode_part,
+    part_name,
+)
+from topics_server.archive.continuous.history import ArchiveHistory
+from topics_server.archive.continuous.journal_tail import JournalTail
+from topics_server.archive.continuous.position import (
+    ArchivePosition,
+    read_position,
+    write_position,
+)
+from topics_server.archive.continuous.shared_folder import ArchiveStore, is_lock, put_same
+from topics_server.archive.format import encode_json
+from topics_server.archive.known import KnownBuilder
+from topics_server.archive.object_store import read_whole
+from topics_server.runtime.clock import random_hex
+from topics_server.values.entries import Entry, RecordsAppended, TopicPut
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.storage_types import SyncedShard
+from topics_server.wal.format.frames import encode_entry
+from topics_server.wal.fs import Fs
+
+
+class ArchiveTaken(StorageError):
+    """The archive is of another store, or another server with a copy of this one goes on in it."""
+
+
+class JournalLost(StorageError):
+    """The journal has not every entry behind the newest part: the next stretch needs a base."""
+
+
+class ReadyBase(NamedTuple):
+    """A base that is whole, and counts once a part names it."""
+
+    name: str
+    xxh3: str
+    last_lsn: int
+    ts_ms: int
+
+
+class Shipped(NamedTuple):
+    """What one call put: the part's bytes, 0 if there was nothing to put; whether more waits."""
+
+    bytes: int = 0
+    has_more: bool = False
+    is_base_announced: bool = False
+
+
+class _Pending(NamedTuple):
+    """A part whose checksum is noted, until it is known to be in the archive."""
+
+    facts: PartFacts
+    content: bytes
+    base: ReadyBase | None
+
+
+class ArchiveShipper:
+    """One archive, open for one server."""
+
+    def __init__(
+        self, fs: Fs, store: ArchiveStore, data_dir: str, wal_dir: str, run: int, url: str
+    ) -> None:
+        self._fs: Final = fs
+        self.store: Final = store
+        self._data_dir: Final = data_dir
+        self._wal_dir: Final = wal_dir
+        self._run: Final = run
+        self._url: Final = url
+        self.writer: Final = random_hex(16)
+        self.position = ArchivePosition(url=url, archive_id="")
+        self._store_id = ""
+        self._tail: JournalTail | None = None
+        self._pending: _Pending | None = None
+
+    @classmethod
+    def open(
+        cls,
+        fs: Fs,
+        store: ArchiveStore,
+        data_dir: str,
+        wal_dir: str,
+        *,
+        store_id: str,
+        run: int,
+        url: str,
+    ) -> ArchiveShipper:
+        """Take an empty archive, or go on in the one of this data directory.
+
+        Raises `ArchiveTaken` for one of another server, `StorageError` if it cannot be read.
+        """
+        shipper = cls(fs, store, data_dir, wal_dir, run, url)
+        shipper._store_id = store_id
+        position = read_position(fs, data_dir)
+        mark = read_mark(store)
+        if mark is None:
+            position = shipper._take_empty(position)
+        elif mark.store_id != store_id:
+            raise ArchiveTaken(
+                f"belongs to store {mark.store_id}, and this is store {store_id}: name an empty "
+                "archive",
+                store.path_of(ARCHIVE),
+            )
+        elif position is None or position.archive_id != mark.archive_id:
+            raise ArchiveTaken(
+                "is an archive of this store that this data directory did not write, so it is that "
+                "of a copy, or an earlier one: name an empty archive",
+                store.path_of(ARCHIVE),
+            )
+        shipper.position = msgspec.structs.replace(position, url=url)
+        shipper._adopt()
+        return shipper
+
+    def _take_empty(self, position: ArchivePosition | None) -> ArchivePosition:
+        """Make the archive of this store in an empty place."""
+        store, path = self.store, self.store.path_of(ARCHIVE)
+        is_known = position is not None and position.url == self._url
+        if position is not None and is_known and position.number:
+            raise StorageError(
+                "is missing, and this store has an archive there: is its disk mounted? If the "
+                "archive is gone for good, remove ARCHIVE_POSITION from the data directory",
+                path,
+            )
+        others = [name for name in store.names("") if not is_lock(name)]
+        if others:
+            raise ArchiveTaken(
+                f"holds other files ({others[0]}): name an empty folder", store.path_of("")
+            )
+        if position is None or not is_known:
+            position = ArchivePosition(url=self._url, archive_id=random_hex(16))
+            write_position(self._fs, self._data_dir, position)
+        mark = ArchiveMark(ARCHIVE_VERSION, self._store_id, position.archive_id)
+        if not put_same(store, ARCHIVE, encode_json(mark)):
+            raise ArchiveTaken("another server took this archive: name an empty one", path)
+        return position
+
+    def _adopt(self) -> None:
+        """Compare the archive's newest part with what this data directory knows."""
+        position = self.position
+        history = ArchiveHistory(self.store)
+        newest = history.newest()
+        if newest < position.number:
+            raise ArchiveTaken(
+                "is missing, and it was written: the archive lost its newest parts. Look whether "
+                "this is the right archive; if it is, name an empty one",
+                self.store.path_of(part_name(position.number)),
+            )
+        if newest == 0:
+            return
+        path = self.store.path_of(part_name(newest))
+        digest = digest_of(read_whole(self.store, part_name(newest)))
+        if newest == position.number and digest == position.digest:
+            return
+        if newest == position.number + 1 and digest in position.intents:
+            self._advance(history.facts(newest), digest)
+            return
+        raise ArchiveTaken(
+            "was written by another server: this data directory is an older state, or a copy, of "
+            "the one whose archive this is. Name an empty archive",
+            path,
+        )
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether a stretch must begin: no part follows before a base is ready."""
+        return self.position.number == 0 or self.position.is_gap
+
+    @property
+    def last_lsn(self) -> int:
+        """Every entry up to it, of the stretch, is in the archive."""
+        return self.position.last_lsn
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def begin_gap(self) -> None:
+        """The journal is not kept any longer: the next stretch begins on a new base."""
+        self._close_tail()
+        if not self.needs_base:
+            self.position = msgspec.structs.replace(self.position, is_gap=True)
+            write_position(self._fs, self._data_dir, self.position)
+
+    def ship(
+        self,
+        upto_lsn: int,
+        ts_ms: int,
+        synced: Sequence[SyncedShard],
+        base: ReadyBase | None,
+    ) -> Shipped:
+        """Put the next part, if there is anything to put.
+
+        `upto_lsn`: every shard is synced up to it; `ts_ms`: when that was known. `base`: one that
+        is whole and that no part has named yet. Raises `ArchiveTaken`; another `StorageError` is
+        tried again by the next call; `JournalLost` needs `begin_gap`.
+        """
+        # A part that waited since an earlier call: there may be more behind it.
+        has_more = self._pending is not None
+        if self._pending is None:
+            try:
+                has_more = self._prepare(upto_lsn, ts_ms, synced, base)
+            except BaseException:
+                # What was read and is in no part is read again.
+                self._close_tail()
+                raise
+        pending = self._pending
+        if pending is None:
+            return Shipped()
+        name = part_name(pending.facts.number)
+        if not put_same(self.store, name, pending.content):
+            self._stop(name)
+        self._pending = None
+        self._advance(pending.facts, digest_of(pending.content), pending.base)
+        return Shipped(len(pending.content), has_more, pending.base is not None)
+
+    def _stop(self, name: str) -> None:
+        """The number is taken: by a late put of an earlier run of ours, or by another server."""
+        content = read_whole(self.store, name)
+        digest = digest_of(content)
+        self._pending = None
+        self._close_tail()
+        if digest in self.position.intents:
+            facts = ArchiveHistory(self.store).facts(self.position.number + 1)
+            self._advance(facts, digest)
+            raise StorageError("an earlier put arrived late, and counts", self.store.path_of(name))
+        raise ArchiveTaken(
+            "another server, with a copy of this store, went on in this archive: this one writes "
+            "to it no more",
+            self.store.path_of(name),
+        )
+
+    def _prepare(
+        self,
+        upto_lsn: int,
+        ts_ms: int,
+        synced: Sequence[SyncedShard],
+        base: ReadyBase | None,
+    ) -> bool:
+        """Make the next part pending; whether more entries wait."""
+        position = self.position
+        begins = self.needs_base
+        if begins:
+            if base is None:
+                return False
+            position = msgspec.structs.replace(
+                position, last_lsn=base.last_lsn, stretch=position.number + 1
+            )
+            self._close_tail()
+        entries = self._read(position.last_lsn + 1, upto_lsn, synced)
+        last_lsn = entries[-1][0] if entries else position.last_lsn
+        if base is not None and not begins and last_lsn < base.last_lsn:
+            if entries or upto_lsn < base.last_lsn:
+                base = None
+            else:
+                # Between the two no entry has a frame.
+                last_lsn = base.last_lsn
+        if not entries and base is None:
+            return False
+        facts, frames = self._part(position, entries, last_lsn, ts_ms, base)
+        content = encode_part(facts, frames)
+        self.position = self.position.intending(digest_of(content))
+        write_position(self._fs, self._data_dir, self.position)
+        self._pending = _Pending(facts, content, base)
+        return len(frames) >= PART_BYTES
+
+    def _read(
+        self, start_lsn: int, upto_lsn: int, synced: Sequence[SyncedShard]
+    ) -> list[tuple[int, Entry]]:
+        """The next entries; `start_lsn` is that of the first one."""
+        try:
+            if self._tail is None:
+                self._tail = JournalTail(self._fs, self._wal_dir, start_lsn)
+            return self._tail.read(upto_lsn, synced, CATCH_UP_BYTES)
+        except (Corrupt, StartRefused) as error:
+            raise JournalLost(str(error)) from None
+
+    def _part(
+        self,
+        position: ArchivePosition,
+        entries: Sequence[tuple[int, Entry]],
+        last_lsn: int,
+        ts_ms: int,
+        base: ReadyBase | None,
+    ) -> tuple[PartFacts, bytes]:
+        frames, known = bytearray(), KnownBuilder()
+        created: list[tuple[int, str]] = []
+        for lsn, entry in entries:
+            for buffer in encode_entry(lsn, entry):
+                frames += buffer
+            known.note_entry(entry)
+            creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+            if isinstance(creation, TopicPut) and creation.created:
+                created.append((creation.topic_id, creation.name))
+        number = position.number + 1
+        facts = PartFacts(
+            store_id=self._store_id,
+            archive_id=position.archive_id,
+            number=number,
+            previous=position.digest,
+            writer=self.writer,
+            run=self._run,
+            ts_ms=max(ts_ms, position.ts_ms),
+            first_lsn=position.last_lsn + 1,
+            last_lsn=last_lsn,
+            frames=len(entries),
+            frames_bytes=0,
+            body_xxh3="",
+            stretch=position.stretch,
+            base_part=position.base_part if base is None else number,
+            base_before=0 if base is None else position.base_part,
+            base="" if base is None else base.name,
+            base_xxh3="" if base is None else base.xxh3,
+            known=known.result(),
+            created=created,
+        )
+        return facts, bytes(frames)
+
+    def _advance(self, facts: PartFacts, digest: str, base: ReadyBase | None = None) -> None:
+        """The part is in the archive."""
+        position = self.position
+        base_lsn, base_ts_ms = position.base_lsn, position.base_ts_ms
+        if base is not None:
+            base_lsn, base_ts_ms = base.last_lsn, base.ts_ms
+        elif facts.base:
+            base_lsn, base_ts_ms = facts.last_lsn, facts.ts_ms
+        self.position = msgspec.structs.replace(
+            position,
+            number=facts.number,
+            digest=digest,
+            last_lsn=facts.last_lsn,
+            ts_ms=facts.ts_ms,
+            stretch=facts.stretch,
+            base_part=facts.base_part,
+            base_lsn=base_lsn,
+            base_ts_ms=base_ts_ms,
+            intents=[],
+            is_gap=position.is_gap and not facts.begins_stretch,
+        )
+
+    def _close_tail(self) -> None:
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            tail.close()
+
+    def close(self) -> None:
+        """Close the files and the store."""
+        self._close_tail()
+        self.store.close()
+
+
+def read_mark(store: ArchiveStore) -> ArchiveMark | None:
+    """Whose archive this is; None if there is none. Raises `Corrupt`, `StartRefused`."""
+    if store.size(ARCHIVE) is None:
+        return None
+    return decode_mark(read_whole(store, ARCHIVE), store.path_of(ARCHIVE))
