@@ -202,7 +202,7 @@ export const badge = (label, kind = "") => h("span", { class: `badge ${kind}` },
 export const stat = (label, value, note, kind = "") => h("div", { class: `stat ${kind}` }, h("span", { class: "stat-label" }, label), h("span", { class: "stat-value" }, value), note && h("span", { class: "stat-note" }, note));
 
 // A question before something is deleted: the name has to be typed.
-export const nameField = (name) => field(`Type ${name} to confirm`, h("input", { name: "confirm", required: true, autocomplete: "off" }));
+export const nameField = (name) => field(["Type ", text(name), " to confirm"], h("input", { name: "confirm", required: true, autocomplete: "off" }));
 export const checkName = (name) => (form) => { if (form.get("confirm") !== name) throw new Error("The name does not match."); };
 
 // A table with a caption for screen readers; a cell is a node or a text. A head of ours that begins with # is of

@@ -120,7 +120,7 @@ export function tailPanel(name, context) {
       size -= sizes.get(list.lastElementChild) ?? 0;
       list.lastElementChild.remove();
     }
-    replace(state, h("span", { class: "pulse" }), ` live at ${count(position)} · ${count(held)} shown`);
+    replace(state, h("span", { class: "pulse" }), ` live at ${count(position)} · ${count(held)} received`);
     return true;
   };
   const pause = h("button", { "aria-pressed": "false", "data-pause": true, onclick: () => {
