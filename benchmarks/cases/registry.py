@@ -18,6 +18,7 @@ from benchmarks.cases.recovery import recovery
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.throttle import throttle
+from benchmarks.cases.views.applied import views, views_rebuild
 from benchmarks.cases.watch.fanout import fanout, wake_up
 from benchmarks.cases.watch.many_streams import idle_watchers, sessions, stuck_watchers
 from benchmarks.cases.watch.streams import appends as stream_appends
@@ -73,6 +74,8 @@ OPERATE_CASES: dict[str, Case] = {
     "operate-cost": operate_cost,
 }
 
+VIEW_CASES: dict[str, Case] = {"views": views, "views-rebuild": views_rebuild}
+
 BUILD_CASES: dict[str, Case] = {"builds": builds}
 
 STREAM_CASES: dict[str, Case] = {
@@ -92,5 +95,6 @@ CASES = (
     | ROUTER_CASES
     | OPERATE_CASES
     | STREAM_CASES
+    | VIEW_CASES
     | BUILD_CASES
 )

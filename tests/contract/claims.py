@@ -45,8 +45,9 @@ TITLES: Final[Mapping[str, str]] = {
     "12": "Threat model",
     "S": "Settled where the contract is silent",
     "P": "Producer headers",
+    "V": "Views, and keys of records",
 }
-_ID: Final = re.compile(r"(?:\d{1,2}(?:\.\d{1,2}|-ws)?|[SP])-\d{2,3}")
+_ID: Final = re.compile(r"(?:\d{1,2}(?:\.\d{1,2}|-ws)?|[SPV])-\d{2,3}")
 _BRACKET: Final = re.compile(r"\[([^\]]*)\]")
 
 

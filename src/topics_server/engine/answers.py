@@ -27,7 +27,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     """The result of an append: seqs `first_seq..last_seq`, and the head right after it (§2).
 
     `throttle_wait_ms`: how long it waited under pressure, and for the topic's tail to be sealed.
-    `repeat`: nothing was appended, and the seqs are those of the producer's last request.
+    `repeat`: nothing was appended, and the seqs are those of the producer's last request. `seqs`:
+    with a key for each record, the seq of each; they lie in `first_seq..last_seq`, as others may.
     """
 
     first_seq: int
@@ -39,6 +40,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     sync_ms: float = 0.0
     throttle_wait_ms: float = 0.0
     repeat: ProducerRepeat | None = None
+    seqs: list[int] | None = None
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ Called through `store`, and by `stream_writes`; loop thread only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 import msgspec
 
@@ -64,10 +65,16 @@ class PendingAppend(msgspec.Struct, eq=False):
         if ticket.error is not None:
             check_applied(ticket)
         assert ticket.applied is not None
-        last_seq = entry.first_seq + entry.count - 1
+        assert entry.decoded is not None
+        first_seq, seqs = entry.first_seq, None
+        last_seq = first_seq + entry.count - 1
+        if entry.decoded.known_seqs is not None:
+            new_seqs = count(first_seq)
+            seqs = [seq or next(new_seqs) for seq in entry.decoded.known_seqs]
+            first_seq = min(seqs)
         head_seq = self.topic.log.head_seq
         return Appended(
-            entry.first_seq,
+            first_seq,
             last_seq,
             head_seq if head_seq > last_seq else last_seq,
             created,
@@ -75,6 +82,8 @@ class PendingAppend(msgspec.Struct, eq=False):
             ticket.write_ms,
             ticket.sync_ms,
             throttle_wait_ms,
+            None,
+            seqs,
         )
 
 

@@ -39,6 +39,7 @@ from topics_server.values.errors import StorageError
 from topics_server.values.storage_types import ReplayStart
 from topics_server.views.build import ViewContext
 from topics_server.views.judge import RecoveredLogs, judge_files
+from topics_server.views.pacing import Pacer
 from topics_server.views.service import Views
 from topics_server.wal import layout
 from topics_server.wal.directory import lacks_heads
@@ -345,7 +346,12 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
             ground.view_table,
             ground.views_dir,
             ViewContext(
-                store, notifier, ground.view_process, ground.offload, settings.view_max_bytes
+                store,
+                notifier,
+                ground.view_process,
+                ground.offload,
+                settings.view_max_bytes,
+                Pacer(),
             ),
             ground.view_queries,
             commits,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -17,7 +17,6 @@ from topics_server.values.blocks import Payloads
 from topics_server.values.errors import Code, TopicsError, clipped, invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import (
-    DELAY_MS_MAX,
     IDEMPOTENCY_KEY_CHARS_MAX,
     INLINE_CONFIG_BYTES_MAX,
     JSON_DEPTH_MAX,
@@ -49,6 +48,8 @@ _PLAIN_TAG_CHARS_MAX: Final = 64
 _RECORD_BYTES_MIN: Final = 11
 # UTF-8 is checked in pieces of this size: decoding a whole body may take four times its size.
 _UTF8_PIECE_BYTES: Final = 256 * KIB
+# Longer than every valid value of `idempotency`.
+_IDEMPOTENCY_BYTES_MAX: Final = 64
 _CHAR_BYTES_MAX: Final = 4
 # The words that a member of a body takes, by the name of the member.
 _WORDS: Final = {
@@ -74,6 +75,7 @@ _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 class _Call(msgspec.Struct, gc=False, kw_only=True):
     node: str | None = None
     idempotency_key: str | None = None
+    idempotency: msgspec.Raw = _ABSENT
     create: bool | None = None
     config: msgspec.Raw = _ABSENT
     disable_backpressure: bool | None = None
@@ -130,6 +132,9 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     routers it passed; empty if no record passed one. `form`: the grammar of a body that is not an
     append body (`record_codecs`), else 0. `step`: the change of the topic's stream. `payloads`:
     payload columns of a large append, made in advance. `condition`: the call's `if` as it was sent.
+    `idempotency`: that member as it was sent, shortened. `record_keys`: an idempotency key for each
+    record, else empty. `known_seqs`: of a live append with such keys, the seq of each record of the
+    request, 0 for those that it appends.
     """
 
     datas: list[bytes]
@@ -155,6 +160,9 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     step: StreamStep | None = None
     payloads: tuple[Payloads, ...] = ()
     condition: bytes | None = None
+    idempotency: bytes | None = None
+    record_keys: tuple[str, ...] = ()
+    known_seqs: list[int] | None = None
 
     @property
     def grammar(self) -> int:
@@ -180,6 +188,7 @@ class AppendLimits(msgspec.Struct, frozen=True):
 
 
 _META_KEYS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_IDEMPOTENCY_DECODER: Final = msgspec.json.Decoder(Literal["per_record"] | None)
 _UNCOUNTED_DECODER: Final = msgspec.json.Decoder(_Uncounted)
 _PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
 _DECODER: Final = msgspec.json.Decoder(_Body)
@@ -246,6 +255,7 @@ def decode_append(
         None if plain.config is _ABSENT else _config_of(plain),
         bool(plain.disable_backpressure),
         condition=None if plain.if_ is _ABSENT else bytes(plain.if_),
+        idempotency=None if plain.idempotency is _ABSENT else _idempotency_of(plain),
     )
 
 
@@ -325,22 +335,6 @@ def _checked_u64(value: int, path: str) -> int:
     return value
 
 
-def deliver_times(
-    body: bytes, decoded: DecodedAppend | None, grammar: int, ts: int
-) -> list[tuple[int, int, bool]]:
-    """The records of an append that become available later than its commit time `ts`.
-
-    Returns (index, time in ms, whether the record names that time itself). `decoded` is None in
-    replay. Times are at most `DELAY_MS_MAX` after the commit.
-    """
-    if grammar != GRAMMAR:
-        return []
-    delays = (decoded or decode_append(body, grammar)).delays
-    times = ((index, ms if is_time else ts + ms, is_time) for index, ms, is_time in delays)
-    latest = ts + DELAY_MS_MAX
-    return [(index, min(at_ms, latest), is_time) for index, at_ms, is_time in times if at_ms > ts]
-
-
 def of_columns(
     datas: list[bytes],
     metas: list[bytes],
@@ -375,6 +369,7 @@ def of_columns(
         config=_config_of(call),
         disable_backpressure=bool(call.disable_backpressure),
         condition=None if call.if_ is _ABSENT else bytes(call.if_),
+        idempotency=None if call.idempotency is _ABSENT else _idempotency_of(call),
         delays=delays,
         hops=hops,
     )
@@ -405,6 +400,10 @@ def _config_of(call: _Call) -> bytes | None:
         raise invalid(f"config is over {INLINE_CONFIG_BYTES_MAX} bytes", "config")
     raw = bytes(config)
     return None if raw == b"null" else raw
+
+
+def _idempotency_of(call: _Call) -> bytes:
+    return bytes(memoryview(call.idempotency)[:_IDEMPOTENCY_BYTES_MAX])
 
 
 def check_utf8(body: bytes) -> None:
@@ -499,6 +498,31 @@ def check_key(key: str | None, header_key: str | None) -> str | None:
     if key is not None and not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
         raise invalid(f"{field} must have 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", field)
     return key
+
+
+def is_per_record(idempotency: bytes) -> bool:
+    """Whether a call's `idempotency` asks for a key for each record. Raises `invalid_request`."""
+    try:
+        sent = _IDEMPOTENCY_DECODER.decode(idempotency)
+    except msgspec.DecodeError:
+        raise invalid("idempotency must be per_record", "idempotency") from None
+    return sent is not None
+
+
+def check_base_key(key: str | None, header_key: str | None, count: int) -> str:
+    """The key that `count` records derive theirs from. Raises `invalid_request`."""
+    field = "idempotency_key" if key is not None else "Idempotency-Key"
+    base = check_key(key, header_key)
+    if base is None:
+        raise invalid("idempotency: per_record needs an idempotency key", "idempotency_key")
+    suffix = f":{count - 1}"
+    if len(base) + len(suffix) > IDEMPOTENCY_KEY_CHARS_MAX:
+        raise invalid(
+            f"{field} and the suffix {suffix} of the last record have more than "
+            f"{IDEMPOTENCY_KEY_CHARS_MAX} characters",
+            field,
+        )
+    return base
 
 
 def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:

@@ -5,11 +5,15 @@ Grammars 1 and 2 are the append body of `appends`. A stream's request bodies are
     3  one bytes record: its content type, a newline, the bytes
     4  JSON messages: an array, whose elements are the records, or one value that is no array
     5  columns: msgpack `[datas, metas, tags, nodes]`, for copies that no JSON body can carry
+    6  an append body whose records have an idempotency key each: one line of JSON, the body
 
 In columns, a space before the object in `meta` marks a bytes record. No `meta` of a request begins
 with a space:
 
     b' {"$content_type":"image/png"}'
+
+The line of grammar 6 is `[base, indexes]`. Record i of the body has the key `base:i`; `indexes` are
+the records that the call appended, ascending, null for all. The body is the request's own.
 
 Frames name the grammar, so this module decodes bodies of every version. A leaf, pure; any module
 may import it.
@@ -17,7 +21,9 @@ may import it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -34,12 +40,13 @@ from topics_server.values.appends import (
 from topics_server.values.blocks import BYTES_MARK
 from topics_server.values.errors import invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
-from topics_server.values.limits import JSON_DEPTH_MAX, KIB
+from topics_server.values.limits import DELAY_MS_MAX, JSON_DEPTH_MAX, KIB
 
 BYTES_GRAMMAR: Final = 3
 MESSAGES_GRAMMAR: Final = 4
 COLUMNS_GRAMMAR: Final = 5
-NEWEST_GRAMMAR: Final = COLUMNS_GRAMMAR
+KEYED_GRAMMAR: Final = 6
+NEWEST_GRAMMAR: Final = KEYED_GRAMMAR
 
 _Columns = tuple[list[bytes], list[bytes], list[str | None], list[str | None]]
 
@@ -49,6 +56,7 @@ _COLUMNS_DECODER: Final = msgspec.msgpack.Decoder(_Columns)
 _MESSAGES_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE_DECODER: Final = msgspec.json.Decoder(msgspec.Raw)
 _META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KEYED_LINE_DECODER: Final = msgspec.json.Decoder(tuple[str, list[int] | None])
 _SPACES: Final = b" \t\r\n"
 _COPIED_BYTES_MAX: Final = 64 * KIB
 
@@ -64,12 +72,30 @@ def decode_body(body: bytes, grammar: int) -> DecodedAppend:
         return _decode_bytes(body)
     if grammar == MESSAGES_GRAMMAR:
         return decode_messages(body)
+    if grammar == KEYED_GRAMMAR:
+        return _decode_keyed(body)
     return _decode_columns(body)
 
 
 def decode_copies(body: bytes) -> DecodedAppend:
     """The records of a body made by `body_of`."""
     return decode_append(body) if body[:1] == b"{" else _decode_columns(body)
+
+
+def deliver_times(
+    body: bytes, decoded: DecodedAppend | None, grammar: int, ts: int
+) -> list[tuple[int, int, bool]]:
+    """The records of an append that become available later than its commit time `ts`.
+
+    Returns (index, time in ms, whether the record names that time itself). `decoded` is None in
+    replay. Times are at most `DELAY_MS_MAX` after the commit.
+    """
+    if grammar not in (GRAMMAR, KEYED_GRAMMAR):
+        return []
+    delays = (decoded or decode_body(body, grammar)).delays
+    times = ((index, ms if is_time else ts + ms, is_time) for index, ms, is_time in delays)
+    latest = ts + DELAY_MS_MAX
+    return [(index, min(at_ms, latest), is_time) for index, at_ms, is_time in times if at_ms > ts]
 
 
 # -- bytes -----------------------------------------------------------------------------------------
@@ -141,6 +167,66 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
     count = len(datas)
     decoded = of_columns(datas, [b""] * count, [None] * count, [None] * count)
     return msgspec.structs.replace(decoded, form=MESSAGES_GRAMMAR)
+
+
+# -- records with keys -----------------------------------------------------------------------------
+
+
+def keyed_body(base: str, indexes: Sequence[int] | None, body: bytes) -> bytes:
+    """The body of an append of these records of a request; `indexes` is None for all of them."""
+    return b"%b\n%b" % (_encode_json((base, indexes)), body)
+
+
+def record_keys(base: str, indexes: Iterable[int]) -> tuple[str, ...]:
+    """The keys of these records of a request."""
+    return tuple(f"{base}:{index}" for index in indexes)
+
+
+def with_record_keys(
+    decoded: DecodedAppend, base: str, indexes: Sequence[int] | None
+) -> DecodedAppend:
+    """The append of these records of a request, each with its key; all of them for None."""
+    keys = record_keys(base, range(decoded.count) if indexes is None else indexes)
+    if indexes is not None:
+        place = {index: at for at, index in enumerate(indexes)}
+        chosen = of_columns(
+            # Copies: few records of a large body must not keep all of it.
+            [bytes(decoded.datas[index]) for index in indexes],
+            [decoded.metas[index] for index in indexes],
+            [decoded.tags[index] for index in indexes],
+            [decoded.nodes[index] for index in indexes],
+            delays=tuple(
+                (place[index], ms, is_time)
+                for index, ms, is_time in decoded.delays
+                if index in place
+            ),
+        )
+        decoded = msgspec.structs.replace(
+            chosen,
+            batch_node=decoded.batch_node,
+            create=decoded.create,
+            disable_backpressure=decoded.disable_backpressure,
+        )
+    return msgspec.structs.replace(
+        decoded, form=KEYED_GRAMMAR, idempotency_key=None, record_keys=keys
+    )
+
+
+def _decode_keyed(body: bytes) -> DecodedAppend:
+    line, newline, sent = body.partition(b"\n")
+    try:
+        base, indexes = _KEYED_LINE_DECODER.decode(line)
+    except msgspec.DecodeError as error:
+        raise invalid(f"not the keys of records: {error}") from None
+    decoded = decode_append(sent)
+    if not newline or (indexes is not None and not _ascend_below(indexes, decoded.count)):
+        raise invalid("the keys of records do not match their body")
+    return with_record_keys(decoded, base, indexes)
+
+
+def _ascend_below(indexes: Sequence[int], count: int) -> bool:
+    ascends = all(first < second for first, second in pairwise(indexes))
+    return bool(indexes) and ascends and indexes[0] >= 0 and indexes[-1] < count
 
 
 # -- copies ----------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 A build reads pages of the topic like any reader and sends them to the apply process, one batch at a
 time; what arrives meanwhile is the next batch. Rows and position are committed together, so that a
-batch that is sent twice counts once. Where nobody waits for the view, batches are a few
-milliseconds apart. A record at which `apply` fails stops the build until the definition is mended
-or the record is skipped; a disk that is full or a process that died makes it try again. Loop thread
-only; called by `view`.
+batch that is sent twice counts once. At the head, where nobody waits for a record, batches are a
+few milliseconds apart (`pacing`). A record at which `apply` fails stops the build until the
+definition is mended or the record is skipped; a disk that is full or a process that died makes it
+try again. Loop thread only; called by `view`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from topics_server.engine.ports import Offload
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
-from topics_server.values.blocks import BYTES_MARK
 from topics_server.values.errors import Code, StorageError, TopicsError
-from topics_server.values.limits import KIB
+from topics_server.values.limits import MIB
 from topics_server.values.model import LossReason, ViewDefinition
 from topics_server.views.answers import ViewFailure
 from topics_server.views.messages import (
@@ -44,12 +43,17 @@ from topics_server.views.messages import (
     SqlRefused,
     Unreadable,
 )
+from topics_server.views.pacing import Pacer
+from topics_server.views.pieces import pieces_of
 from topics_server.views.processes import Applying, ProcessDied
 
+# Records of a batch: first so many, then as many as one transaction applies in good time.
 PAGE_RECORDS: Final = 2_000
-_PAGE_BYTES: Final = 512 * KIB
-# Where nobody waits, one transaction for what arrived in so long.
-_PAUSE_S: Final = 0.005
+_RECORDS_MIN: Final = 250
+_RECORDS_MAX: Final = 8_000
+_FAST_MS: Final = 15.0
+_SLOW_MS: Final = 60.0
+_PAGE_BYTES: Final = 2 * MIB
 _RETRY_S: Final = 1.0
 # Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
 _ANSWER_SECONDS: Final = 30.0
@@ -68,6 +72,7 @@ class ViewContext(msgspec.Struct, frozen=True):
     process: Applying
     offload: Offload
     max_bytes: int
+    pacer: Pacer
 
 
 class BuildEvents(Protocol):
@@ -95,7 +100,7 @@ class BuildEvents(Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for records to be processed."""
+        """Whether somebody waits for a record to be processed."""
         ...
 
 
@@ -141,6 +146,8 @@ class Build:
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         self._lsn = 0
+        self._limit = PAGE_RECORDS
+        self._needs_payloads = True
 
     # -- its life --------------------------------------------------------------------------
 
@@ -195,6 +202,7 @@ class Build:
         self.processed_seq = facts.processed_seq
         self.known_from_seq = facts.known_from_seq
         self.is_ready = facts.is_ready
+        self._needs_payloads = facts.needs_payloads
         self._forget_trouble()
         if not self.is_open:
             self.is_open = True
@@ -254,7 +262,7 @@ class Build:
             await self._mark_ready()
         elif not has_more:
             await self._changed.wait()
-        elif not self._events.is_awaited:
+        elif page.caught_up and not self._events.is_awaited:
             await self._pause()
 
     async def _mark_ready(self) -> None:
@@ -271,8 +279,9 @@ class Build:
 
     async def _pause(self) -> None:
         self._wanted.clear()
+        pause_s = self._context.pacer.pause_s(asyncio.get_running_loop().time())
         try:
-            await asyncio.wait_for(self._wanted.wait(), _PAUSE_S)
+            await asyncio.wait_for(self._wanted.wait(), pause_s)
         except TimeoutError:
             pass
 
@@ -281,7 +290,7 @@ class Build:
         if topic is None or topic.staging.has_drop:
             return self._lose_topic()
         # A read that waits would pass deleted records and not return with that news.
-        request = ReadRequest(self.processed_seq, PAGE_RECORDS, _PAGE_BYTES)
+        request = ReadRequest(self.processed_seq, self._limit, _PAGE_BYTES)
         try:
             page = await self._store.read(self._name, request)
         except TopicsError as error:
@@ -313,15 +322,17 @@ class Build:
                 answer = await self._process.ask(Apply(self.path, batch), seconds=_ANSWER_SECONDS)
             except ProcessDied as died:
                 deaths += 1
-                if deaths >= _DEATHS_MAX and batch.seqs:
+                if deaths >= _DEATHS_MAX and batch.count:
                     message = f"{died}: the records from here on made it fail {deaths} times"
-                    await self._fail(batch.seqs[0], "", message)
+                    first = page.pieces[0]
+                    await self._fail(first.block.first_seq + first.rows[0], "", message)
                     deaths = 0
                 answer = Moved()
             if isinstance(answer, Done):
                 self.failure = None
                 self.bytes = answer.bytes
-                self.applied_total += len(batch.seqs)
+                self.applied_total += batch.count
+                self._fit_batches(batch.count, answer.ms)
                 self._move(answer.processed_seq, batch.known_from_seq)
                 return
             if isinstance(answer, FailedAt):
@@ -391,22 +402,7 @@ class Build:
             self._events.moved(self)
 
     def _batch(self, page: Page) -> Batch:
-        """The records of a page, column by column."""
-        seqs: list[int] = []
-        times: list[int] = []
-        nodes: list[str | None] = []
-        tags: list[str | None] = []
-        datas: list[bytes] = []
-        metas: list[bytes] = []
-        for piece in page.pieces:
-            block, rows = piece.block, piece.rows
-            first = block.first_seq
-            seqs += [first + row for row in rows]
-            datas += block.datas(rows)
-            metas += [block.meta(row) for row in rows]
-            times += [block.times[row] for row in rows]
-            nodes += [block.nodes[row] for row in rows]
-            tags += [block.tags[row] for row in rows]
+        """The records of a page, and the holes that it tells of."""
         gaps: list[tuple[int, int]] = []
         known_from_seq = 1
         if page.gap is not None:
@@ -420,14 +416,16 @@ class Build:
             lsn=self._lsn,
             known_from_seq=known_from_seq,
             gaps=gaps,
-            seqs=seqs,
-            times=times,
-            nodes=nodes,
-            tags=tags,
-            datas=datas,
-            metas=metas,
-            is_binary=bytes(meta[:1] == BYTES_MARK for meta in metas),
+            count=sum(len(piece.rows) for piece in page.pieces),
+            pieces=pieces_of(page, with_payloads=self._needs_payloads),
         )
+
+    def _fit_batches(self, count: int, ms: float) -> None:
+        """Read pages that take as long as others who wait for the process can bear."""
+        if ms > _SLOW_MS:
+            self._limit = max(_RECORDS_MIN, self._limit // 2)
+        elif ms < _FAST_MS and count >= self._limit:
+            self._limit = min(_RECORDS_MAX, self._limit * 2)
 
 
 class _Over(Exception):

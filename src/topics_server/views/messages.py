@@ -23,7 +23,7 @@ class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     `topic_id` is text: the ids of topics do not all fit the database's integers. `lsn`: the file
     may reflect entries of its topic up to this one. `is_stale`: records that it applied were
-    deleted, and its view is to be rebuilt.
+    deleted, and its view is to be rebuilt. `needs_payloads`: `apply` uses `:data` or `:meta`.
     """
 
     topic_id: str
@@ -36,15 +36,23 @@ class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
     lsn: int = 0
     is_stale: bool = False
     bytes: int = 0
+    needs_payloads: bool = True
+
+
+class BlockRows(msgspec.Struct, frozen=True, array_like=True):
+    """Records of one encoded block. `rows`: which of its records; None for all of them."""
+
+    block: bytes
+    rows: list[int] | None
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """Records in seq order, column by column, and what else changes with them.
+    """Records in seq order, and what else changes with them.
 
-    `datas`: bytes of JSON, or of anything where `is_binary` has a 1. `upto_seq`: every slot up to
-    it was examined; `from_seq`: where the file must stand. `gaps`: holes newly passed;
-    `known_from_seq`: raised where records were evicted before the view saw them. `lsn`: the
-    topic's last entry when the records were read.
+    `upto_seq`: every slot up to it was examined; `from_seq`: where the file must stand. `gaps`:
+    holes newly passed; `known_from_seq`: raised where records were evicted before the view saw
+    them. `lsn`: the topic's last entry when the records were read. `count`: records in
+    `pieces`, which `views/pieces` makes and `workers/records` reads.
     """
 
     from_seq: int
@@ -52,13 +60,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     lsn: int
     known_from_seq: int
     gaps: list[tuple[int, int]]
-    seqs: list[int]
-    times: list[int]
-    nodes: list[str | None]
-    tags: list[str | None]
-    datas: list[bytes]
-    metas: list[bytes]
-    is_binary: bytes
+    count: int
+    pieces: list[BlockRows]
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -137,10 +140,11 @@ Request = (
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Done. `processed_seq`: where the file stands now; `bytes`: of the file."""
+    """Done. `processed_seq`: where the file stands now; `bytes`: of the file; `ms`: it took."""
 
     processed_seq: int = 0
     bytes: int = 0
+    ms: float = 0.0
 
 
 class SqlRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):

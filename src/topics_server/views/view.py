@@ -355,8 +355,8 @@ class View:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for records to be processed."""
-        return bool(self._waiters or self._listeners)
+        """Whether somebody waits for a record to be processed; live queries can bear a pause."""
+        return bool(self._waiters)
 
     # -- who waits -------------------------------------------------------------------------
 

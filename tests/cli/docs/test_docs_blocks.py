@@ -70,6 +70,7 @@ NOT_RUN = {
     ("docs/CLI.md", "pip wheel"): "downloads the build backend; the wheel is made below",
     ("examples/analytics/README.md", "topics jobs"): "needs Spark; tests/spark/test_docs_blocks.py",
     ("examples/browser/README.md", "http.server"): "serves pages until Ctrl-C; tests/browser",
+    ("examples/dashboard/README.md", "http.server"): "serves pages until Ctrl-C; tests/browser",
     ("examples/coordination/README.md", "claim.py"): "tests/examples/test_coordination.py",
     ("examples/mirror/README.md", "mirror.py"): "two servers; tests/cli/test_mirror.py",
     ("examples/mirror/README.md", "--url http://127.0.0.1:4001"): "tests/cli/test_mirror.py",

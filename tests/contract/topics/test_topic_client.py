@@ -65,3 +65,14 @@ def test_a_consumer_that_caps_wait_for(api: Api, topic: str) -> None:
         assert orders.consumer("c").held_records == 3
         assert orders.put_consumer("c", "head").hold == made.hold
         assert orders.put_consumer("c", hold=None).hold is None
+
+
+def test_the_records_of_a_batch_may_have_keys_of_their_own(api: Api, topic: str) -> None:
+    """A batch that was stored in part is completed; the result has the seq of each record."""
+    records = [NewRecord(number) for number in range(4)]
+    with TopicClient(topic, url=api.url) as orders:
+        assert orders.append("first", key="batch:2").first_seq == 1
+        done = orders.append_many(records, key="batch", per_record=True)
+        assert (done.seqs, done.deduped) == ([2, 3, 1, 4], False)
+        again = orders.append_many(records, key="batch", per_record=True)
+        assert (again.seqs, again.deduped) == ([2, 3, 1, 4], True)

@@ -65,6 +65,7 @@ def test_a_record_that_stops_the_view_is_told_and_passed(api: Api, topic: str) -
 
 
 def test_a_wait_that_ends_is_tried_again_and_then_told(own: NewServer) -> None:
+    """[V-09]"""
     server = own(TOPICS_VIEW_AFTER_MS="100")
     api = server.start()
     good(api.put("t"))

@@ -35,7 +35,10 @@ def viewing(api: Api, topic: str) -> Viewing:
 
 
 def test_a_query_with_after_reflects_that_record(viewing: Viewing) -> None:
-    """Read consistency: with `after` the answer reflects every record up to it, each time."""
+    """Read consistency: with `after` the answer reflects every record up to it, each time.
+
+    [V-01, V-05]
+    """
     view = viewing.made("counts", COUNTS)
     for number in range(1, 301):
         added = viewing.api.add(viewing.topic, number, tag=f"t{number % 7}")
@@ -46,7 +49,7 @@ def test_a_query_with_after_reflects_that_record(viewing: Viewing) -> None:
 
 
 def test_a_query_beyond_the_head_times_out_in_the_contracts_words(own: NewServer) -> None:
-    """504 with the target and where the view is; the time is the server's to say."""
+    """504 with the target and where the view is; the time is the server's to say. [V-07, V-08]"""
     api = own(TOPICS_VIEW_AFTER_MS="300").start()
     good(api.put("t"))
     viewing = Viewing(api, "t")
@@ -64,7 +67,7 @@ def test_a_query_beyond_the_head_times_out_in_the_contracts_words(own: NewServer
 
 
 def test_four_seconds_is_the_default_patience(viewing: Viewing) -> None:
-    """Timeout specification: 4 seconds, enforced by the server."""
+    """Timeout specification: 4 seconds, enforced by the server. [V-07]"""
     view = viewing.made("slow", COUNTS)
     began = time.monotonic()
     refused(viewing.query(view, after=1, query="all"), 504, "view_timeout")
@@ -72,7 +75,7 @@ def test_four_seconds_is_the_default_patience(viewing: Viewing) -> None:
 
 
 def test_after_is_never_stale_under_concurrent_appends(own: NewServer) -> None:
-    """32 clients append and query with `after`: every answer has the client's own record."""
+    """32 clients append and query with `after`: every answer has the client's own record. [V-05]"""
     api = own().start()
     good(api.put("t"))
     viewing = Viewing(api, "t")
@@ -100,7 +103,7 @@ def test_after_is_never_stale_under_concurrent_appends(own: NewServer) -> None:
 
 
 def test_a_query_without_after_answers_at_once(viewing: Viewing) -> None:
-    """A stale read says which record it reflects."""
+    """A stale read says which record it reflects. [V-06]"""
     view = viewing.made("rows", ROWS)
     answer = good(viewing.query(view, query="all"))
     assert answer["rows"] == []
@@ -110,7 +113,7 @@ def test_a_query_without_after_answers_at_once(viewing: Viewing) -> None:
 
 
 def test_stats_tell_what_the_contract_names(viewing: Viewing) -> None:
-    """View statistics: view_name, processed_sequence, leader_status."""
+    """View statistics: view_name, processed_sequence, leader_status. [V-10]"""
     view = viewing.made("my-view", COUNTS)
     viewing.api.add(viewing.topic, *range(42), tag="a")
     stats = viewing.caught_up(view)
@@ -319,7 +322,7 @@ def _keys(rules: str) -> str:
 
 
 def test_every_record_counts_once_with_all_it_has(viewing: Viewing) -> None:
-    """Parameters: seq, ts, node, tag, data and meta, verbatim; absent ones are NULL."""
+    """Parameters: seq, ts, node, tag, data and meta, verbatim; absent ones are NULL. [V-02]"""
     api = viewing.api
     view = viewing.made("rows", ROWS)
     body = (
@@ -602,7 +605,7 @@ def _event(lines: object) -> tuple[str, dict[str, object]]:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_views_go_on_behind_a_restart(own: NewServer, how: signal.Signals) -> None:
-    """Definitions and rows are there; nothing counts twice, nothing is missing."""
+    """Definitions and rows are there; nothing counts twice, nothing is missing. [V-03]"""
     server = own()
     api = server.start()
     good(api.put("t", {"durability": "memory"}))
@@ -670,7 +673,7 @@ def test_a_file_ahead_of_its_log_is_built_anew(own: NewServer) -> None:
 
 
 def test_the_helpers_may_be_killed_at_any_time(own: NewServer) -> None:
-    """The processes come again; rows and answers are right."""
+    """The processes come again; rows and answers are right. [V-03]"""
     server = own()
     api = server.start()
     good(api.put("t"))
@@ -709,7 +712,7 @@ def _is_helper(pid: int) -> bool:
 
 
 def test_a_view_behind_a_rebuild_equals_a_fold(viewing: Viewing) -> None:
-    """Incremental, rebuilt and computed in plain Python are the same."""
+    """Incremental, rebuilt and computed in plain Python are the same. [V-04]"""
     api, topic = viewing.api, viewing.topic
     series = viewing.made(
         "series", {"shortcut": {"timeseries": {"bucket": 50, "sum": ["/amount"], "by_tag": True}}}

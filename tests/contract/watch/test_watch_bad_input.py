@@ -415,6 +415,7 @@ def _commands() -> dict[str, Bad]:
         "create": b'"no"',
         "config": b"5",
         "idempotency_key": b"5",
+        "idempotency": b'"per_call"',
         "return_seqs": b"1",
         "disable_backpressure": b'"x"',
         "node": b"5",
@@ -422,6 +423,7 @@ def _commands() -> dict[str, Bad]:
         add(f"publish {name}", records + name.encode() + b'":' + value + b"}")
     add("publish config ttl_ms", records + b'config":{"ttl_ms":-1}}')
     add("publish a long key", records + b'idempotency_key":"' + b"k" * 257 + b'"}')
+    add("publish keyed records without a key", records + b'idempotency":"per_record"}')
     add("publish without creation", records + b'create":false}', "topic_not_found")
     add(
         "publish 10,001 records",

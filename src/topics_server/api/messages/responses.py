@@ -57,9 +57,14 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
     """The answer to an append (§2)."""
     first, last = done.first_seq, done.last_seq
     assert 0 < first <= last <= done.head_seq
+    count = last - first + 1
+    if done.seqs is not None:
+        count = len(done.seqs)
     seqs = b""
     if with_seqs:
-        seq_list = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
+        seq_list = b"[%d]" % first
+        if done.seqs is not None or first != last:
+            seq_list = _encode(done.seqs or list(range(first, last + 1)))
         seqs = b'"seqs":%b,' % seq_list
     return (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,'
@@ -70,7 +75,7 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
         last,
         seqs,
         done.head_seq,
-        last - first + 1,
+        count,
         b"true" if done.created else b"false",
         b"true" if done.deduped else b"false",
         _WRITE_PERFORMANCE % (total_ms, done.write_ms, done.sync_ms, done.throttle_wait_ms),

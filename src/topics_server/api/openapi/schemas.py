@@ -241,6 +241,7 @@ def _request_schemas() -> Schema:
             records=list_of(sent, minItems=1),
             node={"type": ["string", "null"], "description": "The node of records that name none."},
             idempotency_key={"type": ["string", "null"], "maxLength": 256},
+            idempotency={"enum": ["per_record", None], "description": "A key for each record."},
             create={"type": ["boolean", "null"], "description": "Overrides `auto_create`."},
             config={"anyOf": [ref("TopicConfig"), {"type": "null"}]},
             disable_backpressure={"type": ["boolean", "null"], "default": False},
@@ -335,7 +336,7 @@ def _answer_schemas() -> Schema:
     appended = {
         **done,
         **{name: u64() for name in ("first_seq", "last_seq", "head_seq", "count")},
-        "seqs": list_of(u64()),
+        "seqs": list_of(u64(), description="In request order."),
         "deduped": boolean(),
         **performance,
     }

@@ -76,6 +76,7 @@ class _Publish(msgspec.Struct, tag_field="op", tag="publish", gc=False):
     return_seqs: bool = True
     node: msgspec.Raw = _ABSENT
     idempotency_key: msgspec.Raw = _ABSENT
+    idempotency: msgspec.Raw = _ABSENT
     create: msgspec.Raw = _ABSENT
     config: msgspec.Raw = _ABSENT
     disable_backpressure: msgspec.Raw = _ABSENT
@@ -334,6 +335,7 @@ def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
             ("records", sent.records),
             ("node", sent.node),
             ("idempotency_key", sent.idempotency_key),
+            ("idempotency", sent.idempotency),
             ("create", sent.create),
             ("config", sent.config),
             ("disable_backpressure", sent.disable_backpressure),

@@ -202,9 +202,12 @@ def ack(
         )
     first, last = done.first_seq, done.last_seq
     assert 0 < first <= last <= done.head_seq
+    count = last - first + 1 if done.seqs is None else len(done.seqs)
     seqs = b""
     if with_seqs:
-        seq_list = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
+        seq_list = b"[%d]" % first
+        if done.seqs is not None or first != last:
+            seq_list = _encode(done.seqs or list(range(first, last + 1)))
         seqs = b'"seqs":%b,' % seq_list
     return (
         b'%b,"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b%b%b'
@@ -217,7 +220,7 @@ def ack(
         last,
         seqs,
         done.head_seq,
-        last - first + 1,
+        count,
         b'"created":true,' if done.created else b"",
         b'"deduped":true,' if done.deduped else b"",
         fields,

@@ -62,11 +62,23 @@ class AsyncTopicClient(CoroutineClient):
         *,
         if_: Mapping[str, Any] | None = None,
         key: str | None = None,
+        per_record: bool = False,
         create: bool | None = None,
     ) -> AppendResult:
-        """Append records with consecutive seqs, all of them or none."""
+        """Append records with consecutive seqs, all of them or none.
+
+        With `per_record` the key of record i is `key:i`: records whose keys are known are not
+        stored again, the others are, and the result has the `seqs` of all.
+        """
         return await self._patiently(
-            topic_calls.append(self.place, records, if_=if_, key=key or new_key(), create=create)
+            topic_calls.append(
+                self.place,
+                records,
+                if_=if_,
+                key=key or new_key(),
+                per_record=per_record,
+                create=create,
+            )
         )
 
     async def read(

@@ -26,7 +26,10 @@ class NewRecord(msgspec.Struct, frozen=True):
 
 
 class AppendResult(msgspec.Struct, frozen=True):
-    """Where records are stored; `condition` is `met` for an append with `if_`."""
+    """Where records are stored; `condition` is `met` for an append with `if_`.
+
+    `seqs`: of an append with a key for each record, the seq of each.
+    """
 
     first_seq: int
     last_seq: int
@@ -34,6 +37,7 @@ class AppendResult(msgspec.Struct, frozen=True):
     created: bool = False
     deduped: bool = False
     condition: str | None = None
+    seqs: list[int] | None = None
 
 
 class StoredRecord(msgspec.Struct, frozen=True):
@@ -117,9 +121,14 @@ def append(
     *,
     if_: Mapping[str, Any] | None,
     key: str,
+    per_record: bool,
     create: bool | None,
 ) -> Call[AppendResult]:
-    """Append records, all or none, under a condition if there is one."""
+    """Append records, all or none, under a condition if there is one.
+
+    `per_record`: each has a key of its own, derived from `key`; those whose keys are known are not
+    stored again.
+    """
     if not records:
         raise ValueError("there is no record to append")
     sent = [
@@ -132,7 +141,10 @@ def append(
         body["if"] = dict(if_)
     if create is not None:
         body["create"] = create
-    return _call("POST", where.path("?return_seqs=false"), body, _read_stored)
+    if per_record:
+        body["idempotency"] = "per_record"
+    asked = "" if per_record else "?return_seqs=false"
+    return _call("POST", where.path(asked), body, _read_stored)
 
 
 def read(where: QueueAddress, fields: Mapping[str, Any], wait_ms: int) -> Call[RecordsPage]:

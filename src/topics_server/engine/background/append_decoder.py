@@ -73,6 +73,7 @@ class _Columns(msgspec.Struct, array_like=True, tag=True):
     disable_backpressure: bool
     delays: list[Delay]
     condition: bytes | None = None
+    idempotency: bytes | None = None
 
 
 class _Refusal(msgspec.Struct, array_like=True, tag=True):
@@ -190,6 +191,7 @@ def _assembled(columns: _Columns, parts: list[Payloads], grammar: int) -> Decode
         config=columns.config,
         disable_backpressure=columns.disable_backpressure,
         condition=columns.condition,
+        idempotency=columns.idempotency,
         form=grammar if grammar == MESSAGES_GRAMMAR else 0,
         payloads=tuple(parts),
     )
@@ -229,6 +231,7 @@ def _answer(body: bytes, grammar: int, limits: AppendLimits) -> Iterator[bytes]:
             disable_backpressure=decoded.disable_backpressure,
             delays=list(decoded.delays),
             condition=decoded.condition,
+            idempotency=decoded.idempotency,
         )
     )
     yield _LENGTH.pack(len(columns)) + columns

@@ -50,7 +50,8 @@ async def _of_key(
     if moved is not None:
         await applied(moved)
     last_seq = first_seq + count - 1
-    return Appended(first_seq, last_seq, max(last_seq, topic.log.head_seq), deduped=True)
+    head_seq = max(last_seq, topic.log.head_seq)
+    return Appended(first_seq, last_seq, head_seq, deduped=True, seqs=duplicate.seqs)
 
 
 async def _of_producer(commits: CommitPipeline, topic: Topic, repeated: StampRepeated) -> Appended:

@@ -13,11 +13,15 @@ from topics_server.values.limits import DEDUPE_KEYS_PER_TOPIC_MAX
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """An earlier append: its seqs; `staged_lsn` while it is in flight."""
+    """An earlier append: its seqs; `staged_lsn` while it is in flight.
+
+    `seqs`: of a call with a key for each record, the seq of each; others may lie between.
+    """
 
     first_seq: int
     count: int
     staged_lsn: int | None = None
+    seqs: list[int] | None = None
 
 
 class KeyMemory:

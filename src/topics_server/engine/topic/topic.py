@@ -181,6 +181,9 @@ class Topic:
             key = entry.decoded.idempotency_key or entry.header_key
             if key is not None:
                 self.keys.stage(key, entry.first_seq, entry.count, lsn)
+            elif entry.decoded.record_keys:
+                for at, record_key in enumerate(entry.decoded.record_keys, entry.first_seq):
+                    self.keys.stage(record_key, at, 1, lsn)
             if entry.step is not None:
                 stream = self.as_stream()
                 stream.stage(lsn, stepped(stream.newest, entry.step, entry.producer))
@@ -203,6 +206,10 @@ class Topic:
         for staged in self.staging.pop_from(lsn):
             if staged.key is not None:
                 self.keys.undo(staged.key)
+            elif isinstance(staged.entry, RecordsAppended):
+                assert staged.entry.decoded is not None
+                for record_key in staged.entry.decoded.record_keys:
+                    self.keys.undo(record_key)
             if staged.producer_id is not None:
                 self.producers.undo(staged.producer_id)
             if isinstance(staged.entry, _OF_CONSUMERS):

@@ -25,7 +25,6 @@ from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.topic import Topic
 from topics_server.queue.leases.lease_book import LeaseBook, LiveJobs
 from topics_server.queue.leases.lease_parts import PIECE_JOBS, pieces_of, restore_piece
-from topics_server.values.appends import deliver_times
 from topics_server.values.entries import (
     Entry,
     Floor,
@@ -38,6 +37,7 @@ from topics_server.values.entries import (
 )
 from topics_server.values.limits import U64_MAX
 from topics_server.values.model import TopicType
+from topics_server.values.record_codecs import deliver_times
 from topics_server.values.storage_types import LEASES_PARTS, LeasesPart, QueueImage
 
 _NOTHING: Final = Applied()

@@ -2,6 +2,7 @@
 
 - `apply_worker`: the process that applies records to the files of all views.
 - `query_worker`: a process that answers queries of views.
+- `records`: the records of a batch as columns.
 - `sandbox`: confines the SQL of definitions and queries.
 - `view_file`: one file of one view: its tables, and up to which record they are built.
 """

@@ -17,6 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from topics_server.runtime.clock import monotonic_ms
 from topics_server.views.messages import (
     LENGTH,
     REQUESTS,
@@ -112,6 +113,7 @@ class Applier:
         found = self._files.get(request.path)
         if found is None or isinstance(request, ViewQuery):
             return Moved()
+        began_ms = monotonic_ms()
         if isinstance(request, Apply):
             found.apply(request.batch)
         elif isinstance(request, Skip):
@@ -120,7 +122,7 @@ class Applier:
             found.mark_stale()
         else:
             found.mark_ready()
-        return Done(found.at, bytes_of(request.path))
+        return Done(found.at, bytes_of(request.path), monotonic_ms() - began_ms)
 
     def close(self) -> None:
         """Close every file, with nothing beside it that the database would have to look at."""

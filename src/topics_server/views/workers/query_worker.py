@@ -31,7 +31,12 @@ from topics_server.views.messages import (
     frame,
 )
 from topics_server.views.workers.sandbox import Mode, Sandbox
-from topics_server.views.workers.view_file import RefusedSql, connect, facts_of, refused
+from topics_server.views.workers.view_file import (
+    RefusedSql,
+    connect,
+    processed_seq_of,
+    refused,
+)
 
 _NICENESS: Final = 5
 _HEAP_BYTES: Final = 96 * MIB
@@ -77,8 +82,7 @@ class Querier:
         own = sandbox.own
         own("BEGIN")
         try:
-            processed_seq = facts_of(sandbox).processed_seq
-            return self._selected(sandbox, query, processed_seq)
+            return self._selected(sandbox, query, processed_seq_of(sandbox))
         finally:
             if sandbox.connection.in_transaction:
                 own("ROLLBACK")

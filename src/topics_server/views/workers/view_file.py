@@ -13,15 +13,18 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import sys
 from collections.abc import Iterator
+from operator import length_hint
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from topics_server.values.limits import MIB
 from topics_server.values.model import ViewDefinition
 from topics_server.views.messages import Batch, FileFacts
+from topics_server.views.workers.records import RecordColumns
 from topics_server.views.workers.sandbox import OWN_PREFIX, Mode, Sandbox, add_dates
 
 _VERSION: Final = 2
@@ -30,6 +33,9 @@ _HEAP_BYTES: Final = 256 * MIB
 _SCHEMA_SECONDS: Final = 5.0
 # A batch that takes longer is stopped, and the record at work is named.
 BATCH_SECONDS: Final = 10.0
+# Later versions of Python give named parameters no values by position.
+_BINDS_BY_NAME: Final = sys.version_info >= (3, 12)
+_Gaps = list[tuple[int, int]]
 _COLUMNS: Final = (
     "version, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition, lsn, "
     "is_stale"
@@ -94,7 +100,7 @@ class ViewFile:
         page_bytes = int(own("PRAGMA page_size")[0][0])
         own(f"PRAGMA max_page_count = {max(64, max_bytes // page_bytes)}")
         self.at = 0
-        self._apply: list[str] = []
+        self._apply: list[_Statement] = []
 
     @classmethod
     def create(
@@ -140,9 +146,19 @@ class ViewFile:
         return found
 
     def _begin(self, definition: ViewDefinition) -> None:
-        self._apply = definition.apply
         add_dates(self._sandbox)
         self._sandbox.learn_tables()
+        self._apply = [_Statement(sql, self._parameters(sql)) for sql in definition.apply]
+
+    def _parameters(self, sql: str) -> list[str]:
+        """The parameters that a statement uses, in the order in which they are bound."""
+        found = _Noted()
+        try:
+            with self._sandbox.mode(Mode.APPLY, _SCHEMA_SECONDS) as connection:
+                connection.execute(f"EXPLAIN {sql}", found)
+        except (sqlite3.Error, sqlite3.Warning, MemoryError):
+            pass  # the first record tells
+        return found.names
 
     def _upgrade(self) -> None:
         """Give a file of version 1 the columns that it lacks."""
@@ -157,40 +173,47 @@ class ViewFile:
 
     def facts(self) -> FileFacts:
         """What the file says of itself."""
-        return msgspec.structs.replace(facts_of(self._sandbox), bytes=bytes_of(self.path))
+        used = {name for statement in self._apply for name in statement.names}
+        return msgspec.structs.replace(
+            facts_of(self._sandbox),
+            bytes=bytes_of(self.path),
+            needs_payloads=not used.isdisjoint(("data", "meta")),
+        )
 
     def apply(self, batch: Batch) -> None:
         """Apply the records of a batch in one transaction.
 
         Raises `FailedRecord`, then everything before that record is applied, and `MovedError`.
         """
+        records = RecordColumns(batch)
         try:
-            self._apply_rows(batch, len(batch.seqs))
+            self._apply_records(batch, records, records.count)
         except FailedRecord as failure:
-            row = batch.seqs.index(failure.seq)
-            self._apply_rows(batch, row, upto_seq=failure.seq - 1)
+            good = records.column("seq").index(failure.seq)
+            self._apply_records(batch, records, good, upto_seq=failure.seq - 1)
             raise
 
-    def _apply_rows(self, batch: Batch, count: int, *, upto_seq: int | None = None) -> None:
+    def _apply_records(
+        self, batch: Batch, records: RecordColumns, count: int, *, upto_seq: int | None = None
+    ) -> None:
+        """Apply the first `count` records; then every slot up to `upto_seq` is processed."""
         own = self._sandbox.own
         upto_seq = batch.upto_seq if upto_seq is None else upto_seq
         own("BEGIN IMMEDIATE")
         try:
-            facts = facts_of(self._sandbox)
-            if facts.processed_seq != batch.from_seq:
+            ((at, known_gaps),) = own(f"SELECT processed_seq, gaps FROM {_TABLE}")
+            if at != batch.from_seq:
                 raise MovedError
             if count:
-                self._run(batch, count)
-            gaps = [*facts.gaps, *(gap for gap in batch.gaps if gap[0] <= upto_seq)]
+                self._run(records, count)
+            gaps = [gap for gap in batch.gaps if gap[0] <= upto_seq]
+            if gaps:
+                gaps = [*msgspec.json.decode(known_gaps, type=_Gaps), *gaps]
+                known_gaps = msgspec.json.encode(gaps).decode()
             own(
                 f"UPDATE {_TABLE} SET processed_seq = ?, known_from_seq = max(known_from_seq, ?), "
                 "gaps = ?, lsn = max(lsn, ?)",
-                (
-                    upto_seq,
-                    min(batch.known_from_seq, upto_seq + 1),
-                    msgspec.json.encode(gaps).decode(),
-                    batch.lsn,
-                ),
+                (upto_seq, min(batch.known_from_seq, upto_seq + 1), known_gaps, batch.lsn),
             )
             own("COMMIT")
         except BaseException:
@@ -200,26 +223,30 @@ class ViewFile:
             raise
         self.at = upto_seq
 
-    def _run(self, batch: Batch, count: int) -> None:
+    def _run(self, records: RecordColumns, count: int) -> None:
         statements = self._apply
-        rows = _Rows(batch, count)
         statement = statements[0]
+        parameters = [each.rows(records, count) for each in statements]
+        place = parameters[0].place
         with self._sandbox.mode(Mode.APPLY, BATCH_SECONDS) as connection:
             cursor = connection.cursor()
             try:
-                if len(statements) == 1 and _is_write(statement):
-                    cursor.executemany(statement, rows)
+                if len(statements) == 1 and statement.is_write:
+                    cursor.executemany(statement.sql, parameters[0].rows)
                 else:
-                    for row in rows:
-                        for statement in statements:
-                            cursor.execute(statement, row).fetchmany(0)
+                    for of_record in zip(*(each.rows for each in parameters), strict=True):
+                        for statement, row in zip(statements, of_record, strict=True):
+                            cursor.execute(statement.sql, row).fetchmany(0)
             except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
                 if is_of_disk(error):
                     raise
-                failure = refused(error, self._sandbox, statement)
-                raise FailedRecord(rows.seq, statement, failure.message) from None
-            if not connection.in_transaction:
-                raise FailedRecord(rows.seq, statement, "apply must not end the transaction")
+                failure = refused(error, self._sandbox, statement.sql).message
+            else:
+                if connection.in_transaction:
+                    return
+                failure = "apply must not end the transaction"
+        index = max(0, count - length_hint(place) - 1)
+        raise FailedRecord(records.column("seq")[index], statement.sql, failure)
 
     def skip(self, seq: int) -> None:
         """Pass one record without applying it; it must be the next one."""
@@ -241,36 +268,42 @@ class ViewFile:
         self._connection.close()
 
 
-class _Rows:
-    """The parameters of each record; `seq` is that of the one at work."""
+class _Statement:
+    """A statement of `apply`, and the names of its parameters in the order of their binding."""
 
-    def __init__(self, batch: Batch, count: int) -> None:
-        self.seq = batch.seqs[0]
-        self._batch = batch
-        self._count = count
+    def __init__(self, sql: str, names: list[str]) -> None:
+        self.sql = sql
+        self.names = names
+        self.is_write = _is_write(sql)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        batch = self._batch
-        columns = zip(
-            batch.seqs[: self._count],
-            batch.times,
-            batch.nodes,
-            batch.tags,
-            batch.datas,
-            batch.metas,
-            batch.is_binary,
-            strict=False,
-        )
-        for seq, ts, node, tag, data, meta, is_binary in columns:
-            self.seq = seq
-            yield {
-                "seq": seq,
-                "ts": ts,
-                "node": node,
-                "tag": tag,
-                "data": data if is_binary else data.decode("utf-8", "surrogatepass"),
-                "meta": meta.decode("utf-8", "surrogatepass") if meta else None,
-            }
+    def rows(self, records: RecordColumns, count: int) -> _Parameters:
+        """The parameters of the first `count` records."""
+        columns = [records.column(name) for name in self.names]
+        place: Iterator[Any] = iter(columns[0][:count] if columns else [()] * count)
+        if not columns:
+            return _Parameters(place, place)
+        rows: Iterator[Any] = zip(place, *columns[1:], strict=False)
+        if _BINDS_BY_NAME:
+            rows = (dict(zip(self.names, row, strict=True)) for row in rows)
+        return _Parameters(rows, place)
+
+
+class _Parameters(NamedTuple):
+    """The parameters of records; `place` has as many items left as there are records to come."""
+
+    rows: Iterator[Any]
+    place: Iterator[Any]
+
+
+class _Noted(dict[str, None]):
+    """Gives every parameter, and notes its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __missing__(self, key: str) -> None:
+        self.names.append(key)
 
 
 def _is_write(statement: str) -> bool:
@@ -361,11 +394,19 @@ def facts_of(sandbox: Sandbox) -> FileFacts:
         processed_seq=processed_seq,
         known_from_seq=known_from_seq,
         is_ready=bool(is_ready),
-        gaps=msgspec.json.decode(gaps, type=list[tuple[int, int]]),
+        gaps=msgspec.json.decode(gaps, type=_Gaps),
         definition=msgspec.json.decode(definition, type=ViewDefinition),
         lsn=lsn,
         is_stale=bool(is_stale),
     )
+
+
+def processed_seq_of(sandbox: Sandbox) -> int:
+    """Up to which record a file is built. Raises `sqlite3.Error` and `ValueError`."""
+    rows = sandbox.own(f"SELECT version, processed_seq FROM {_TABLE}")
+    if len(rows) != 1 or rows[0][0] != _VERSION:
+        raise ValueError("not a file of a view, or of a newer version")
+    return int(rows[0][1])
 
 
 def check_definition(definition: ViewDefinition) -> None:

@@ -30,10 +30,12 @@ MODULES = (
 OUTSIDE = ("Lists", "_Uncounted", "_Head")
 # In queries and headers, whose total size is bounded.
 QUERIES = ("_Cursor",)
-# Passed unchanged to the decoder of another struct, which checks a number or a switch.
+# Passed unchanged to the decoder of another struct, which checks a number, a switch
+# or a word.
 PASSED_ON = {
     *("from_seq", "tail", "limit", "max_batch_bytes", "include_meta", "include_tags"),
     *("include_data", "consistency", "create", "disable_backpressure", "wait", "last", "ack"),
+    "idempotency",
 }
 UNBOUNDED = (
     *(msgspec.inspect.StrType, msgspec.inspect.ListType, msgspec.inspect.DictType),

@@ -49,6 +49,8 @@ BODIES: dict[str, bytes] = {
             "create": True,
             "config": {"ttl_ms": 5},
             "disable_backpressure": True,
+            "if": {"head_seq": 3},
+            "idempotency": "per_record",
             "unknown": [1, 2, 3],
         },
         ensure_ascii=False,
@@ -62,6 +64,7 @@ COLUMNS = (
     *("datas", "metas", "tags", "nodes", "payload_bytes", "text_chars", "longest_bytes"),
     *("has_metas", "has_nodes", "batch_node", "idempotency_key", "create", "config"),
     *("disable_backpressure", "delays", "form", "grammar", "count", "weight"),
+    *("condition", "idempotency"),
 )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from topics_server.values.blocks import encode_block, make_block
 from topics_server.values.errors import TopicsError
 from topics_server.values.model import OnDelete, ViewDefinition
 from topics_server.views.definition import make_definition, one_query
-from topics_server.views.messages import Batch, QueryRows, SqlRefused, ViewQuery
+from topics_server.views.messages import Batch, BlockRows, QueryRows, SqlRefused, ViewQuery
 from topics_server.views.workers.query_worker import Querier
 from topics_server.views.workers.view_file import (
     FailedRecord,
@@ -32,21 +34,17 @@ def _defined(apply: str, schema: str = _TABLE) -> ViewDefinition:
 def batch(*datas: bytes, from_seq: int = 0, lsn: int = 0) -> Batch:
     """Records of JSON behind `from_seq`."""
     count = len(datas)
-    seqs = list(range(from_seq + 1, from_seq + count + 1))
     nothing: list[str | None] = [None] * count
+    times = array("q", [1_700_000_000_000] * count)
+    block = make_block(from_seq + 1, times, list(datas), None, nothing, nothing)
     return Batch(
         from_seq=from_seq,
         upto_seq=from_seq + count,
         lsn=lsn,
         known_from_seq=1,
         gaps=[],
-        seqs=seqs,
-        times=[1_700_000_000_000] * count,
-        nodes=nothing,
-        tags=nothing,
-        datas=list(datas),
-        metas=[b""] * count,
-        is_binary=bytes(count),
+        count=count,
+        pieces=[BlockRows(encode_block(block), None)],
     )
 
 

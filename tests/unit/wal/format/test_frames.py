@@ -229,6 +229,10 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
             7, 44, 2, TS, b'[1, {"a":2}]', grammar=4, producer=STAMP, step=StreamStep("b", True)
         ),
     ),
+    "records_appended_keyed": (
+        31,
+        RecordsAppended(7, 44, 1, TS, b'["batch",[1]]\n' + BODY, grammar=6),
+    ),
     "records_appended_columns": (
         26,
         RecordsAppended(
@@ -311,8 +315,8 @@ def test_an_append_of_the_first_format_is_as_it_always_was() -> None:
     assert (data[5], data[FRAME_HEADER_BYTES]) == (1, 0x94)  # msgpack: an array of four
 
 
-@pytest.mark.parametrize("name", ["source", "redrive", "delayed"])
-def test_marks_and_delays_are_refused_by_older_servers(name: str) -> None:
+@pytest.mark.parametrize("name", ["source", "redrive", "delayed", "keyed"])
+def test_marks_delays_and_keys_are_refused_by_older_servers(name: str) -> None:
     """Values that they would silently ignore have a format that they do not know."""
     data = (VECTORS / f"records_appended_{name}.frame").read_bytes()
     assert (data[5], data[FRAME_HEADER_BYTES]) == (2, 0x95)
@@ -382,7 +386,7 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("session_opened", 44, b"\xc1"), "frame of kind 8"),
         (damaged("session_moved", 44, b"\xc1"), "frame of kind 9"),
         (damaged("sessions_closed", 44, b"\xc1"), "frame of kind 10"),
-        (damaged("records_appended_delayed", 48, b"\x06"), "grammar 6 is not known"),
+        (damaged("records_appended_delayed", 48, b"\x07"), "grammar 7 is not known"),
         (damaged("records_appended_delayed", 48, b"\x00"), "grammar 0 is not known"),
         (damaged("session_opened", 16, b"\x07"), "topic ids differ"),
         (damaged("leases_granted", 44, b"\xc1"), "frame of kind 11"),

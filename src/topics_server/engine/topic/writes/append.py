@@ -15,12 +15,14 @@ from topics_server.engine.topic.stream_facts import stepped
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.delete import apply_floor
+from topics_server.engine.topic.writes.keyed_records import missing_records
 from topics_server.values.appends import (
     PLAIN_GRAMMAR,
     AppendLimits,
     DecodedAppend,
     check_key,
     check_limits,
+    is_per_record,
 )
 from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.values.errors import invalid
@@ -45,7 +47,8 @@ def decide_append(
     `source`: the origin of moved records; they were within the limits once, and the server's
     stamps on them do not count. `producer`: the producer and the number of its request; its
     repeat counts before a repeated idempotency key. `check`: of the append's condition, which
-    counts only for what repeats nothing.
+    counts only for what repeats nothing. Where each record has a key, the entry has the records
+    whose keys are new.
 
     Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full, and
     the errors of `Producers.check`, `ConditionCheck.decide` and `StreamState.check`.
@@ -53,7 +56,15 @@ def decide_append(
     if decoded.count == 0:
         raise invalid("records must not be empty", "records")
     key = decoded.idempotency_key
-    if key is not None or header_key is not None:
+    if decoded.idempotency is not None and is_per_record(decoded.idempotency):
+        if producer is not None:
+            raise invalid("give idempotency or producer headers, not both", "idempotency")
+        missing = missing_records(topic, decoded, body, header_key, now_ms)
+        if isinstance(missing, Duplicate):
+            return missing
+        decoded, body = missing
+        key = header_key = None
+    elif key is not None or header_key is not None:
         key = check_key(key, header_key)
     config = topic.config
     if producer is not None:
@@ -153,6 +164,10 @@ def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
     if key is not None:
         window_ms = topic.config.idempotency_window_ms
         topic.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
+    elif decoded.record_keys:
+        window_ms = topic.config.idempotency_window_ms
+        for seq, record_key in enumerate(decoded.record_keys, entry.first_seq):
+            topic.keys.remember(record_key, seq, 1, entry.ts, window_ms)
     if entry.producer is not None:
         topic.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
     if entry.step is not None:
