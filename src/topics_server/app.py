@@ -15,6 +15,7 @@ application on a connection of its own, which is faster and bounds slow clients.
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import signal
 import threading
@@ -30,9 +31,10 @@ from topics_server.api.front_door import FrontDoor
 from topics_server.api.routes import build_routes
 from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
-from topics_server.runtime.metrics import log
 from topics_server.settings import Settings, load
 from topics_server.values.errors import StartRefused, StorageError
+
+log: Final = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.02
 

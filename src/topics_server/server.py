@@ -15,33 +15,29 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
 import uvicorn
 
 from topics_server.api.application import build_app
-from topics_server.auth.api_keys import KeyRing, KeysError
 from topics_server.http.connection import HttpConnection
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
 from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
+from topics_server.node.open_files import connection_files
 from topics_server.runtime import garbage_collector, logging
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.settings import Settings
 from topics_server.values.errors import StartRefused, StorageError
 from topics_server.values.limits import SEND_BUFFER_BYTES
-from topics_server.wal.journal.sizing import store_files
 
 # How long a worker thread may hold the interpreter against the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
-# Files that are neither connections nor segments: journal, snapshots, pipes, the listener.
-_OTHER_FILES: Final = 128
 # How often a WebSocket is pinged, and how long it has to answer.
 _PING_S: Final = 20
 # Imported when the server is ready (docs/decisions/0260): for the first WebSocket, for scrapes, and
@@ -130,7 +126,7 @@ def timeouts_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
     """The connection timeouts and the cap of connections; the store's files are subtracted."""
     most = settings.max_connections
     if most is None:
-        most = max(16, open_files - store_files(open_files) - _OTHER_FILES) if open_files > 0 else 0
+        most = connection_files(open_files)
     return ConnectionTimeouts(
         Bounds(
             url_bytes=settings.max_url_bytes,
@@ -182,7 +178,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
     open_files = raise_open_files()
     try:
         boot = Boot(Ground.open(settings, open_files))
-    except (StorageError, KeysError) as error:
+    except StorageError as error:
         log.error("cannot start: %s", error)
         return 1
     try:
@@ -267,17 +263,12 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    # The reloads of a SIGHUP; each logs what it could not use.
-    reloads: list[Callable[[], Coroutine[None, None, None]]] = [
-        partial(reload_keys, settings, state.keys)
-    ]
     reloading: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        for reload_one in reloads:
-            task = loop.create_task(reload_one())
-            reloading.add(task)
-            task.add_done_callback(reloading.discard)
+        task = loop.create_task(boot.ground.reload_keys())
+        reloading.add(task)
+        task.add_done_callback(reloading.discard)
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     host, port = listeners[0].getsockname()[:2]
@@ -309,20 +300,6 @@ async def _serve(
     if failure is None:
         log.info("stopped")
     return 0 if failure is None else 1
-
-
-async def reload_keys(settings: Settings, key_ring: KeyRing) -> None:
-    """Read the key file again. An unusable file changes nothing and is logged."""
-    if settings.api_keys_file is None:
-        log.info("reloading: there is no TOPICS_API_KEYS_FILE, so nothing changes")
-        return
-    try:
-        grants = await asyncio.to_thread(settings.grants)
-    except KeysError as error:
-        log.error("reloading: the keys stay as they are: %s", error)
-        return
-    touched = key_ring.replace(grants)
-    log.info("reloading: %d keys; %d were taken away or changed", len(grants), len(touched))
 
 
 async def _start(boot: Boot, serving: asyncio.Task[None]) -> str | None:

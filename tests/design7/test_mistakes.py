@@ -17,11 +17,11 @@ import pytest
 from tests.design7.bench import TOPIC, Bench
 from tests.design7.conftest import NewBench
 from tests.storage.fake_disk import Mode, SimulatedCrash
-from topics_server.engine.ports import Offload
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, Corrupt, StartRefused, StorageError, TopicsError
 from topics_server.values.model import Durability, LossReason, TagMatch, TopicConfig
+from topics_server.values.storage_types import Offload
 from topics_server.wal import layout
 from topics_server.wal.journal.writer_jobs import MakeRoom
 
@@ -235,7 +235,7 @@ class _Meanwhile:
         self._work: Coroutine[Any, Any, object] | None = work
 
     async def run(self, call: Callable[[], T]) -> T:
-        """See `engine.ports.Offload`."""
+        """See `values.storage_types.Offload`."""
         work, self._work = self._work, None
         if work is not None:
             await work

@@ -116,7 +116,7 @@ class LaterOffload:
         self._rng = rng
 
     async def run(self, call: Callable[[], T]) -> T:
-        """See `engine.ports.Offload`."""
+        """See `values.storage_types.Offload`."""
         await self._turns()
         result = call()
         await self._turns()

@@ -509,6 +509,14 @@ class ServerState(msgspec.Struct, kw_only=True):
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = msgspec.field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        """Have the turns of uploads follow the budget."""
+        self.upload_turns = UploadTurns(self.uploads)
+
+    def defer_reads(self) -> None:
+        """Read connections with much input in short turns, in the order of the throttle."""
+        self.read_scheduler = ReadScheduler(self.throttle)
+
     def enter(self, phase: Phase) -> None:
         """Move to a later phase, and wake the tasks that wait for it."""
         self.phase = phase

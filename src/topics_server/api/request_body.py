@@ -27,6 +27,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 OFF_LOOP_BYTES: Final = 64 * KIB
 # A plain declared length has no more digits than this.
 _LENGTH_DIGITS_MAX: Final = 15
+# Chunks of an unfinished body that are freed in one turn of the loop.
+_FREED_AT_ONCE: Final = 4
 
 
 class ClientGoneError(Exception):
@@ -143,6 +145,7 @@ async def receive_all(
         if message is None:
             message = await receive()
         if message["type"] == "http.disconnect":
+            await _free(chunks)
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")
         chunks.append(chunk)
@@ -157,3 +160,10 @@ async def receive_all(
         # A thread copies large pieces of bytes without the interpreter's lock.
         return await asyncio.to_thread(joined, chunks)
     return b"".join(chunks)
+
+
+async def _free(chunks: list[bytes]) -> None:
+    """Free the chunks a few at a time: giving back 60 MB at once takes a turn of milliseconds."""
+    while len(chunks) > _FREED_AT_ONCE:
+        del chunks[-_FREED_AT_ONCE:]
+        await asyncio.sleep(0)

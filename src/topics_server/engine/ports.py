@@ -7,7 +7,7 @@ All callbacks run on the loop's thread. Methods marked *blocking* are called off
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ from topics_server.values.storage_types import (
     SyncedShard,
     TopicFacts,
 )
-
-T = TypeVar("T")
 
 
 class JournalPort(Protocol):
@@ -277,14 +275,6 @@ class Replay(Protocol):
 
     def may_have_lost(self, topic_id: int) -> bool:
         """After the last entry: acknowledged entries of the topic may be gone, in this boot too."""
-        ...
-
-
-class Offload(Protocol):
-    """Runs blocking calls off the loop; in tests, deterministically on it."""
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """The result (or exception) of `call`, run on a worker thread."""
         ...
 
 

@@ -75,6 +75,15 @@ class UploadBudget:
         self.refused = 0
         self._shares: dict[object, _Share] = {}
 
+    def is_greedy(self, key: object) -> bool:
+        """Whether more than half of the budget is used, and most of that by this key."""
+        share = self._shares.get(key)
+        return (
+            share is not None
+            and self.held_bytes > self.max_bytes // 2 > 0
+            and 2 * share.bytes > self.held_bytes
+        )
+
     def begin(self, receiver: Receiver, key: object) -> Upload:
         """Begin to count a body or message."""
         upload = Upload(receiver, key)

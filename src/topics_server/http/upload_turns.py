@@ -6,8 +6,12 @@ connection with a large upload stops reading and joins a line; `READING_MAX` con
 lines read at a time. One that brings `LARGE_BYTES` at once goes back to the end of its line; so
 does one that was read for `READING_MS` while others wait, so that stalled uploads hold none up.
 Each key has its own line, and lines are served in turn, so that the uploads of one key do not keep
-others waiting. In `api/context`; called by `http/exchange/body_uploads` and `http/websocket`. Loop
-thread only.
+others waiting.
+
+While the budget is short, reading a greedy key fast only refuses more of its uploads
+(`http/upload_budget`). Then one connection of that key reads at a time, with a rest of `REST_S`
+behind each turn, which leaves most of the loop to all other clients. In `api/context`; called by
+`http/exchange/body_uploads` and `http/websocket`. Loop thread only.
 
 Invariant: a reader is in one line and does not read, or in `_reading` and reads, or in neither. No
 line is empty.
@@ -18,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from topics_server.http.upload_budget import UploadBudget
 from topics_server.values.limits import KIB
 
 # Input that arrives at once, or is announced, from which a connection is read in turns.
@@ -26,6 +31,8 @@ LARGE_BYTES: Final = 64 * KIB
 READING_MAX: Final = 2
 # How long one of them reads while others wait, ms.
 READING_MS: Final = 3.0
+# How long no connection of a greedy key reads, behind each turn of one, s.
+REST_S: Final = 0.001
 
 
 class UploadReader(Protocol):
@@ -48,12 +55,16 @@ class UploadReader(Protocol):
 class UploadTurns:
     """Connections in line, in order of arrival, and those that read."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: UploadBudget | None = None) -> None:
+        self._budget = budget or UploadBudget()
         # By key; the key whose line was served the longest ago is the first.
         self._lines: dict[object, dict[UploadReader, None]] = {}
         self._key_of: dict[UploadReader, object] = {}
         self._reading: dict[UploadReader, None] = {}
+        # When the next connection of a greedy key may read, on the loop's clock.
+        self._greedy_at = 0.0
         self._filling: asyncio.Handle | None = None
+        self._resting: asyncio.TimerHandle | None = None
         self._rotating: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -62,7 +73,8 @@ class UploadTurns:
 
     def wait(self, reader: UploadReader) -> None:
         """Stop a reader and put it at the end of its key's line."""
-        self._reading.pop(reader, None)
+        if reader in self._reading:
+            self._end_turn(reader)
         if reader not in self._key_of:
             self._append(reader)
         self._fill_soon()
@@ -73,8 +85,13 @@ class UploadTurns:
             self._remove(reader)
             reader.begin_turn()
         elif reader in self._reading:
-            del self._reading[reader]
+            self._end_turn(reader)
             self._fill_soon()
+
+    def _end_turn(self, reader: UploadReader) -> None:
+        del self._reading[reader]
+        if self._budget.is_greedy(reader.upload_key):
+            self._greedy_at = asyncio.get_running_loop().time() + REST_S
 
     def _append(self, reader: UploadReader) -> None:
         key = reader.upload_key
@@ -89,9 +106,20 @@ class UploadTurns:
         if not line:
             del self._lines[key]
 
-    def _pop(self) -> UploadReader:
-        """The first reader of the line that was served the longest ago."""
-        key, line = next(iter(self._lines.items()))
+    def _next_key(self, now_s: float) -> tuple[object] | None:
+        """The key of the line to serve; None if all wait for the rest of greedy ones."""
+        is_greedy = self._budget.is_greedy
+        is_resting = now_s < self._greedy_at or any(
+            is_greedy(it.upload_key) for it in self._reading
+        )
+        for key in self._lines:
+            if not (is_resting and is_greedy(key)):
+                return (key,)
+        return None
+
+    def _pop(self, key: object) -> UploadReader:
+        """The first reader of a line, which becomes the last of the lines."""
+        line = self._lines[key]
         reader = next(iter(line))
         self._remove(reader)
         if line:
@@ -105,20 +133,30 @@ class UploadTurns:
 
     def _fill(self) -> None:
         """Let the first of the lines read, in place of those that have had their turn."""
-        self._filling = None
-        while self._lines and len(self._reading) < READING_MAX:
-            reader = self._pop()
+        for handle in (self._filling, self._resting):
+            if handle is not None:
+                handle.cancel()
+        self._filling = self._resting = None
+        loop = asyncio.get_running_loop()
+        while len(self._reading) < READING_MAX:
+            found = self._next_key(loop.time())
+            if found is None:
+                break
+            reader = self._pop(*found)
             self._reading[reader] = None
             reader.begin_turn()
-        if self._lines and self._rotating is None:
-            loop = asyncio.get_running_loop()
+        if not self._lines:
+            return
+        if self._rotating is None:
             self._rotating = loop.call_later(READING_MS / 1000, self._rotate)
+        if len(self._reading) < READING_MAX:
+            self._resting = loop.call_later(REST_S, self._fill)
 
     def _rotate(self) -> None:
         """Move readers to the end of their lines, if others wait."""
         self._rotating = None
         if self._lines:
             for reader in tuple(self._reading):
-                del self._reading[reader]
+                self._end_turn(reader)
                 self._append(reader)
             self._fill()

@@ -14,25 +14,26 @@ from typing import Self
 import msgspec
 
 from topics_server.api.context import ServerState
-from topics_server.auth.api_keys import KeyRing
+from topics_server.auth.api_keys import KeyRing, KeysError
 from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.projections import Projections
-from topics_server.engine.ports import Clock, Offload
+from topics_server.engine.ports import Clock
 from topics_server.engine.pressure.priority import effective_priority
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.registry import Registry
-from topics_server.http.read_scheduler import ReadScheduler
+from topics_server.node.open_files import store_files
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.routers.router_table import RouterTable
 from topics_server.runtime.clock import SystemClock, random_u64
-from topics_server.runtime.metrics import DiskFacts
+from topics_server.runtime.metrics import DiskFacts, log
 from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
 from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, VIEWS_ID
-from topics_server.values.errors import StorageError
+from topics_server.values.errors import StartRefused, StorageError
+from topics_server.values.storage_types import Offload
 from topics_server.views.processes import Applying, Querying, QueryPool, ViewProcess
 from topics_server.views.view_table import ViewTable
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
@@ -44,7 +45,6 @@ from topics_server.wal.journal.sizing import (
     ballast_bytes,
     journal_sizes,
     min_free_bytes,
-    store_files,
 )
 from topics_server.wal.journal.wal_file import Sizes
 from topics_server.wal.journal.workers import BlockingWorker
@@ -177,16 +177,20 @@ class Ground:
 
     def _make_state(self) -> ServerState:
         settings = self.settings
+        try:
+            grants = settings.grants()
+        except KeysError as error:
+            raise StartRefused(str(error)) from None
         state = ServerState(
             settings=settings,
             progress=lambda: 0.0,
-            keys=KeyRing(settings.grants(), covers_probes=settings.probe_auth),
+            keys=KeyRing(grants, covers_probes=settings.probe_auth),
             hosts=settings.hosts,
             disk=self._disk_facts,
             throttle=Throttle(self._priority_of),
             large_appends=LargeAppends(self.append_limits),
         )
-        state.read_scheduler = ReadScheduler(state.throttle)
+        state.defer_reads()
         return state
 
     def begin(self) -> None:
@@ -195,6 +199,19 @@ class Ground:
         self.directory.begin(with_cold=self.cold is not None)
         if self.cold is not None:
             self.cold.claim(self.directory)
+
+    async def reload_keys(self) -> None:
+        """Read the key file again. An unusable file changes nothing and is logged."""
+        if self.settings.api_keys_file is None:
+            log.info("reloading: there is no TOPICS_API_KEYS_FILE, so nothing changes")
+            return
+        try:
+            grants = await asyncio.to_thread(self.settings.grants)
+        except KeysError as error:
+            log.error("reloading: the keys stay as they are: %s", error)
+            return
+        touched = self.state.keys.replace(grants)
+        log.info("reloading: %d keys; %d were taken away or changed", len(grants), len(touched))
 
     async def rest(self) -> None:
         """Return once no snapshot or segment is being written."""

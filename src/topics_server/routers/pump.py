@@ -14,6 +14,7 @@ loop. Called by `routers/service` and by the wiring.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -40,11 +41,12 @@ from topics_server.routers.routes import (
     RouterWork,
     SourceRoutes,
 )
-from topics_server.runtime.metrics import log
 from topics_server.values.entries import CursorMoved, RouterPage, RouterStamp
 from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.limits import MIB
 from topics_server.values.model import Gate, Guarantee, RouterDefinition, TagMatch
+
+log: Final = logging.getLogger(__name__)
 
 _PAGE_BYTES: Final = MIB
 # How long routers run in one loop turn.

@@ -23,7 +23,7 @@ class ThreadOffload:
         self._calls: set[concurrent.futures.Future[Any]] = set()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """See `engine.ports.Offload`."""
+        """See `values.storage_types.Offload`."""
         under_way = self._pool.submit(call)
         self._calls.add(under_way)
         under_way.add_done_callback(self._calls.discard)

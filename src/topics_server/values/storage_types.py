@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -29,6 +29,8 @@ from topics_server.values.model import (
     TopicConfig,
     ViewDefinition,
 )
+
+T = TypeVar("T")
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -379,3 +381,11 @@ class JournalPart(msgspec.Struct, frozen=True, array_like=True):
     version: int
     run: int
     shards: Sequence[ShardSync]
+
+
+class Offload(Protocol):
+    """Runs blocking calls off the loop; in tests, deterministically on it."""
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result (or exception) of `call`, run on a worker thread."""
+        ...

@@ -17,13 +17,13 @@ import msgspec
 
 from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.ports import Offload
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.limits import MIB
 from topics_server.values.model import LossReason, ViewDefinition
+from topics_server.values.storage_types import Offload
 from topics_server.views.answers import ViewFailure
 from topics_server.views.messages import (
     Answer,

@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from topics_server.engine.ports import Offload
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.model import Hole
+from topics_server.values.storage_types import Offload
 from topics_server.views.messages import Answer, FileFacts, Open, Remove
 from topics_server.views.processes import Applying, ProcessDied
 from topics_server.views.view_table import ViewTable

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from topics_server.engine.ports import Offload
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import DiskFull, StorageError
 from topics_server.values.limits import KIB
+from topics_server.values.storage_types import Offload
 from topics_server.wal.ballast import Ballast
 from topics_server.wal.fs import Fs
 

@@ -91,6 +91,8 @@ def test_stalled_uploads_of_one_key_harm_no_other(
         Honest(port_of(server), HONEST) as honest,
         StalledUploads(port_of(server), count, size, ATTACKER) as uploads,
     ):
+        # All connections begin at once, and the kernel takes their first megabytes.
+        burst_ms = p99_ms(honest.append(SAMPLES, 0.002))
         samples: list[float] = []
         while uploads.refused < count or len(samples) < SAMPLES:
             samples += honest.append(50, 0.002)
@@ -109,14 +111,15 @@ def test_stalled_uploads_of_one_key_harm_no_other(
     print(
         f"{count} uploads of {size / MIB:.0f} MiB, {sent / MIB:.0f} MiB sent, {refused} refused, "
         f"{reset} reset: honest p99 {loud_ms:.2f} ms, alone {quiet_ms:.2f} ms "
-        f"({loud_ms / quiet_ms:.1f} times), an honest upload {took_s:.2f} s; grown "
+        f"({loud_ms / quiet_ms:.1f} times), {burst_ms:.2f} ms while they begin, "
+        f"an honest upload {took_s:.2f} s; grown "
         f"{most / MIB:.1f} MiB of a budget of {budget / MIB:.0f} MiB"
     )
     assert held["topics_receiving_bytes"] <= budget == held["topics_receiving_bytes_max"]
     assert held["topics_receiving_refused_total"] >= count
     assert reset == 0, "whoever is refused reads why"
     assert most <= 2 * budget + BESIDE_BYTES_MAX
-    assert loud_ms < max(50 * quiet_ms, 500)
+    assert max(loud_ms, burst_ms) < max(50 * quiet_ms, 500)
 
 
 def test_a_client_that_sends_everything_before_it_reads_gets_the_reason(
@@ -170,15 +173,18 @@ async def _stalled_message(url: str, key: str, size: int, fragments: int) -> obj
 
     stop = asyncio.Event()
     headers = {"Authorization": f"Bearer {key}"}
-    async with connect(url, additional_headers=headers, max_queue=None) as socket:
-        sending = asyncio.ensure_future(socket.send(pieces(stop)))
-        try:
-            told = json.loads(await socket.recv())
-            await socket.wait_closed()
-            return told, socket.close_code
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+    # The server closes it: the client's own close fails on a connection that is lost already.
+    socket = await connect(url, additional_headers=headers, max_queue=None)
+    sending = asyncio.ensure_future(socket.send(pieces(stop)))
+    try:
+        told = json.loads(await socket.recv())
+        await socket.wait_closed()
+        return told, socket.close_code
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        if not socket.transport.is_closing():
+            socket.transport.abort()
 
 
 def test_messages_of_websockets_count_in_the_budget(server: Server, size: int, budget: int) -> None:

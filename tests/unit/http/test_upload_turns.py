@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from topics_server.http import upload_turns as module
+from topics_server.http.upload_budget import UploadBudget
 from topics_server.http.upload_turns import READING_MAX, UploadTurns
 
 pytestmark = pytest.mark.anyio
@@ -98,3 +99,51 @@ async def test_whoever_leaves_reads_and_makes_room() -> None:
     assert readers[READING_MAX].reads
     turns.leave(readers[0])
     assert len(turns) == 0
+
+
+class Uploading(Reader):
+    """A connection that no budget refuses here."""
+
+    def refuse_upload(self, error: Exception) -> None:
+        raise AssertionError(error)
+
+
+async def test_a_greedy_key_rests_behind_each_turn_and_reads_one_at_a_time() -> None:
+    budget = UploadBudget(max_bytes=1000)
+    turns = UploadTurns(budget)
+    greedy = [Uploading("greedy") for _ in range(5)]
+    for reader in greedy:
+        budget.set_bytes(budget.begin(reader, "greedy"), 120)
+    assert budget.is_greedy("greedy")
+    assert not budget.is_greedy("modest")
+    for reader in greedy:
+        turns.wait(reader)
+    await asyncio.sleep(0)
+    assert sum(reader.reads for reader in greedy) == 1
+    first = next(reader for reader in greedy if reader.reads)
+    turns.wait(first)
+    modest = Uploading("modest")
+    turns.wait(modest)
+    await asyncio.sleep(0)
+    assert modest.reads, "a modest key does not wait for the rest of a greedy one"
+    assert not any(reader.reads for reader in greedy)
+    for _ in range(10_000):
+        if all(reader.turns for reader in greedy):
+            break
+        for reader in greedy:
+            if reader.reads:
+                turns.wait(reader)
+        await asyncio.sleep(0.001)
+    assert all(reader.turns for reader in greedy), "the rests end"
+
+
+async def test_no_key_is_greedy_while_half_of_the_budget_is_free() -> None:
+    budget = UploadBudget(max_bytes=1000)
+    upload = budget.begin(Uploading("only"), "only")
+    budget.set_bytes(upload, 500)
+    assert not budget.is_greedy("only")
+    budget.set_bytes(upload, 501)
+    assert budget.is_greedy("only")
+    unlimited = UploadBudget()
+    unlimited.set_bytes(unlimited.begin(Uploading(), None), 10**9)
+    assert not unlimited.is_greedy(None)

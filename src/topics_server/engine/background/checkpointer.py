@@ -22,7 +22,7 @@ from topics_server.engine.background.epochs import capture_epochs
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projections
 from topics_server.engine.commit.router_pages import RouterPages
-from topics_server.engine.ports import Clock, JournalPort, Offload, Snapshots
+from topics_server.engine.ports import Clock, JournalPort, Snapshots
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -32,6 +32,7 @@ from topics_server.values.errors import StorageError
 from topics_server.values.limits import CAPTURE_SLICE_MS
 from topics_server.values.storage_types import (
     EPOCHS_PART,
+    Offload,
     ReplayStart,
     ShardSync,
     SnapshotImage,

@@ -22,7 +22,7 @@ import msgspec
 from topics_server.engine.background.capture import restore
 from topics_server.engine.background.epochs import restore_epochs
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projection, Projections
-from topics_server.engine.ports import KeptAppends, Offload, Replay, SealedIndex, SegmentsPort
+from topics_server.engine.ports import KeptAppends, Replay, SealedIndex, SegmentsPort
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.dedupe import KeyMemory
 from topics_server.engine.topic.producers import Producers
@@ -58,6 +58,7 @@ from topics_server.values.storage_types import (
     EPOCHS_PART,
     TOPIC_PARTS,
     KnownPositions,
+    Offload,
     SnapshotImage,
 )
 

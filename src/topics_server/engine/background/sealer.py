@@ -18,7 +18,7 @@ import msgspec
 from topics_server.engine.background import seal_plan
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.ports import Clock, JournalPort, Offload, SegmentsPort
+from topics_server.engine.ports import Clock, JournalPort, SegmentsPort
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -35,6 +35,7 @@ from topics_server.values.entries import (
 )
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN, SNAPSHOTS_KEPT
+from topics_server.values.storage_types import Offload
 
 T = TypeVar("T")
 

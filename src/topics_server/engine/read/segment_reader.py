@@ -12,7 +12,7 @@ from functools import partial
 from topics_server.engine.answers import Page
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import Rows
-from topics_server.engine.ports import Offload, SegmentsPort
+from topics_server.engine.ports import SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache
 from topics_server.engine.read.filtered import Search, search_segment
 from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, complete
@@ -23,6 +23,7 @@ from topics_server.values.blocks import Block
 from topics_server.values.errors import Damaged, StorageError
 from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX, BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch
+from topics_server.values.storage_types import Offload
 
 
 class Fetcher:

@@ -22,7 +22,7 @@ from topics_server.values.errors import TopicsError
 class BodyUploads:
     """`refuse`: of the connection, called when the budget refuses what is received."""
 
-    __slots__ = ("_counted", "_door", "_flow", "_is_closing", "_refuse", "takes_turns")
+    __slots__ = ("_counted", "_door", "_flow", "_is_closing", "_key", "_refuse", "takes_turns")
 
     def __init__(
         self,
@@ -37,6 +37,8 @@ class BodyUploads:
         self._is_closing = is_closing
         # Bodies that count in the budget, with their requests; the one being received is the last.
         self._counted: list[tuple[Exchange, Upload]] = []
+        # The key of the last one: what comes behind a refusal is received in its line, too.
+        self._key: object = None
         # The connection is read in turn among large uploads, and what comes in its turn at once.
         self.takes_turns = False
 
@@ -48,8 +50,8 @@ class BodyUploads:
         size = reader.body_bytes
         if size and exchange is not None and not exchange.response_complete:
             if not self._counted or self._counted[-1][0] is not exchange:
-                key = self._door.upload_key(reader.fields)
-                self._counted.append((exchange, self._door.uploads.begin(self, key)))
+                self._key = self._door.upload_key(reader.fields)
+                self._counted.append((exchange, self._door.uploads.begin(self, self._key)))
             self._door.uploads.set_bytes(self._counted[-1][1], size)
         length = reader.fields.get(b"content-length", b"")
         is_long = len(length) > 4 and int(length) - size >= LARGE_BYTES
@@ -105,7 +107,7 @@ class BodyUploads:
     @property
     def upload_key(self) -> object:
         """See `upload_turns.UploadReader`."""
-        return self._counted[-1][1].key if self._counted else None
+        return self._key
 
     def begin_turn(self) -> None:
         """See `upload_turns.UploadReader`."""

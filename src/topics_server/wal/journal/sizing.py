@@ -1,7 +1,6 @@
-"""Sizes for this machine: open files, journal files, free-space floor.
+"""Sizes for this machine: journal files, free-space floor, ballast.
 
-Pure arithmetic over the size of the file system and the process's limits. Called by `node` and
-`server`.
+Pure arithmetic over the size of the file system. Called by `node`.
 """
 
 from __future__ import annotations
@@ -11,9 +10,6 @@ from typing import Final
 from topics_server.values.limits import KIB, MIB
 from topics_server.wal.journal.wal_file import Sizes
 
-# The store's part of the open files that the process may have; connections get the rest.
-_STORE_FILES_SHARE: Final = 4
-_STORE_FILES_MAX: Final = 4096
 # The journal may take one part in this many of the file system between two checkpoints.
 WAL_SHARE: Final = 8
 _MIN_FREE_BYTES_MAX: Final = 256 * MIB
@@ -21,11 +17,6 @@ _STEP_BYTES_MIN: Final = 128 * KIB
 _PAGE_BYTES: Final = 4 * KIB
 # The minimum ballast takes at most one part in this many of the file system.
 _BALLAST_SHARE: Final = 64
-
-
-def store_files(open_files: int) -> int:
-    """How many of the process's open files the segments may use."""
-    return max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE))
 
 
 def min_free_bytes(total_bytes: int) -> int:
