@@ -30,7 +30,7 @@ LAYERS: dict[str, frozenset[str]] = {
         "engine": f"engine.commit engine.read engine.topic engine.log {_CORE}",
         # The disk. It handles entries and bytes, and no rules of topics.
         "wal.format": "values",
-        "wal": "engine.ports runtime values wal.format",
+        "wal": "runtime values wal.format",
         "wal.journal": "runtime values wal wal.format",
         "wal.segments": "runtime values wal wal.format",
         "wal.snapshots": "runtime values wal wal.format",
@@ -39,16 +39,15 @@ LAYERS: dict[str, frozenset[str]] = {
         "archive": "runtime values wal",
         # Services over the engine.
         "queue": "engine runtime values",
-        "routers": "engine runtime values",
+        "routers": "engine values",
         "streams": "engine runtime values",
         "views": "engine runtime values",
         # HTTP over the services, and the process around all.
         "api": "auth engine http queue routers runtime streams values views",
         "settings": "auth runtime values",
-        "node": "api archive auth engine http queue routers runtime settings streams values views"
-        " wal",
-        "app": "api node runtime settings values",
-        "server": "api auth http node runtime settings values wal",
+        "node": "api archive auth engine queue routers runtime settings streams values views wal",
+        "app": "api node settings values",
+        "server": "api http node runtime settings values",
         "cli": "client runtime values",
         "cli.backups": "archive cli client runtime values wal",
         "cli.server": "auth cli client runtime server settings values wal",

@@ -11,27 +11,35 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal
 
-import msgspec
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from topics_server.auth.api_keys import KeyGrant, KeysError, parse_keys
 from topics_server.auth.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
 from topics_server.auth.key_file import configured_keys
 from topics_server.runtime.archive_url import archive_setting
-from topics_server.runtime.setting_fields import (
-    absolute_path,
-    declared,
-    in_range,
-    named_folder,
-    one_mode_of,
-    one_of,
-    path,
-    setting,
-    switch,
-    text,
+from topics_server.runtime.setting_values import (
+    Number,
+    Switch,
+    absolute,
+    mount,
+    not_empty,
+    number,
+    octal_mode,
+    origins,
+    other,
+    split_origins,
+    whole_number,
 )
 from topics_server.values.limits import (
     FRAME_BYTES_MAX,
@@ -58,16 +66,8 @@ CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - MIB
 _DAY_MS: Final = 86_400_000
 
-# As browsers send it: scheme, host and a port that is not the scheme's own.
-_ORIGIN: Final = re.compile(
-    r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
-)
-# Segments without a leading dot, so that none is `.` or `..`.
-_MOUNT: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}")
-_OWN_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
-
-class SettingsError(ValueError):
+class SettingsError(Exception):
     """A value that is not allowed.
 
     Each of `lines` names a variable, its value and the allowed ones.
@@ -78,51 +78,8 @@ class SettingsError(ValueError):
         self.lines = lines
 
 
-def split_origins(text: str) -> list[str]:
-    """Origins of a comma-separated list as browsers write them; ValueError if one is invalid."""
-    found: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = _ORIGIN.fullmatch(part.lower())
-        if match is None or int(match[3] or 1) not in range(1, 65_536):
-            raise ValueError(f"{part} is not an origin")
-        scheme, host, port = match.groups()
-        is_own = port is None or int(port) == _OWN_PORTS.get(scheme)
-        found.append(f"{scheme}://{host}" if is_own else f"{scheme}://{host}:{int(port)}")
-    return found
-
-
-def _hosts(given: object) -> str:
-    value = text(given)
-    return value if value == "*" else ",".join(split_hosts(value))
-
-
-def _origins(given: object) -> str:
-    return ",".join(split_origins(text(given)))
-
-
-def _mount(given: object) -> str:
-    value = text(given)
-    if value in ("", "off"):
-        return ""
-    is_ours = value in ("/healthz", "/readyz") or f"{value}/".startswith("/v0/")
-    if _MOUNT.fullmatch(value) is None or is_ours:
-        raise ValueError("no path for streams")
-    return value
-
-
-def _number(default: int | None, low: int, high: int, about: str) -> Any:
-    allowed = f"a whole number of at least {low}"
-    if high != U64_MAX:
-        allowed = f"a whole number from {low} to {high}"
-    return setting(default, in_range(low, high), allowed, about, is_number=True)
-
-
-def _switch(about: str) -> Any:
-    return setting(False, switch, "1 or 0", about)
-
-
-def _path(about: str) -> Any:
-    return setting(None, path, "a path", about)
+def _hosts(value: object) -> object:
+    return value if value == "*" or not isinstance(value, str) else ",".join(split_hosts(value))
 
 
 def _fitting_shards() -> int:
@@ -156,7 +113,8 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-class Keys(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Keys:
     """Configured keys, as digests."""
 
     grants: tuple[KeyGrant, ...]
@@ -165,267 +123,250 @@ class Keys(msgspec.Struct, frozen=True):
         return f"{len(self.grants)} keys"
 
 
-def _keys(given: object) -> Keys:
-    return given if isinstance(given, Keys) else Keys(parse_keys(text(given)))
+def _keys(value: object) -> object:
+    return Keys(parse_keys(value)) if isinstance(value, str) else value
 
 
-class Settings:
+class Settings(BaseSettings):
     """All settings, in the order of `.env.example`. Sizes are bytes, `_ms` is milliseconds."""
 
-    # where it listens
-    host: str = setting(
-        "127.0.0.1", text, "a host name, an address, or host:port", "host, or host:port"
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid"
     )
-    port: int = _number(4000, 0, 65_535, "0 = any free port; a port in TOPICS_HOST wins")
-    port_file: Path | None = _path("file to which the server writes its port")
+
+    # where it listens
+    host: str = other("127.0.0.1", "a host name, an address, or host:port", "host, or host:port")
+    port: Number = number(4000, 0, 65_535, "0 = any free port; a port in TOPICS_HOST wins")
+    port_file: Path | None = other(None, "a path", "file to which the server writes its port")
 
     # where data live
-    data_dir: Path = setting(
-        Path("./topics-data"), named_folder, "a path", "local disk, one server process"
+    data_dir: Annotated[Path, BeforeValidator(not_empty)] = other(
+        Path("./topics-data"), "a path", "local disk, one server process"
     )
-    data_dir_mode: int = setting(
-        0o700, one_mode_of(0o700, 0o750), "0700 or 0750", "mode of the data directory, 0700 or 0750"
+    data_dir_mode: Annotated[Literal[0o700, 0o750], BeforeValidator(octal_mode)] = other(
+        0o700, "0700 or 0750", "mode of the data directory, 0700 or 0750"
     )
-    cold_dir: Path | None = _path("second, larger disk for old segments")
-    backup_dir: Path | None = setting(
-        None, absolute_path, "an absolute path", "folder for backups, on another disk"
+    cold_dir: Path | None = other(None, "a path", "second, larger disk for old segments")
+    backup_dir: Annotated[Path | None, BeforeValidator(absolute)] = other(
+        None, "an absolute path", "folder for backups, on another disk"
     )
-    archive_url: str | None = setting(
+    archive_url: Annotated[str | None, BeforeValidator(archive_setting)] = other(
         None,
-        archive_setting,
         "file:/// and an absolute path, without a user, a query or a fragment",
         "where the continuous archive lies, on another disk",
     )
-    archive_journal_bytes: int = _number(
+    archive_journal_bytes: Number = number(
         1024 * MIB, 0, U64_MAX, "journal kept while the archive is behind; beyond it a gap begins"
     )
-    archive_base_interval_ms: int = _number(
+    archive_base_interval_ms: Number = number(
         21_600_000, 1000, 365 * _DAY_MS, "time between two bases of the archive while writing"
     )
-    archive_rate_bytes: int = _number(
+    archive_rate_bytes: Number = number(
         50 * MIB, 0, U64_MAX, "bytes a second that the archive is written at most; 0 = unlimited"
     )
-    min_free_bytes: int | None = _number(
+    min_free_bytes: Number | None = number(
         None, 0, U64_MAX, "free space below which appends stop; unset: 256 MiB or 1 %"
     )
 
     # journal, snapshots and segments
-    wal_shards: int = setting(
-        None,
-        in_range(1, WAL_SHARDS_MAX),
-        f"a whole number from 1 to {WAL_SHARDS_MAX}",
-        "writer threads; unset: one per core, at most 4",
-        make_default=_fitting_shards,
-        is_number=True,
+    wal_shards: Number = Field(
+        default_factory=_fitting_shards,
+        ge=1,
+        le=WAL_SHARDS_MAX,
+        description="writer threads; unset: one per core, at most 4",
+        json_schema_extra={"allowed": f"a whole number from 1 to {WAL_SHARDS_MAX}"},
     )
-    wal_fsync_interval_ms: int = _number(
+    wal_fsync_interval_ms: Number = number(
         200, 1, 600_000, "background sync of classes disk and memory"
     )
-    checkpoint_interval_ms: int = _number(
+    checkpoint_interval_ms: Number = number(
         30_000, 10, _DAY_MS, "longest time between snapshots while writing"
     )
-    checkpoint_wal_bytes: int = _number(
+    checkpoint_wal_bytes: Number = number(
         256 * MIB, 4096, U64_MAX, "journal bytes after which a snapshot is taken"
     )
-    segment_max_events: int = _number(
+    segment_max_events: Number = number(
         65_536, 1, SEGMENT_RECORDS_MAX, "records at which a segment is sealed"
     )
-    segment_max_bytes: int = _number(
+    segment_max_bytes: Number = number(
         64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "bytes at which a segment is sealed"
     )
-    segment_max_age_ms: int = _number(
+    segment_max_age_ms: Number = number(
         600_000, 1, 365 * _DAY_MS, "age at which a segment is sealed; first limit wins"
     )
-    hot_retain_segments: int = _number(
+    hot_retain_segments: Number = number(
         4, 0, U64_MAX, "newest segments of a topic kept hot; 0 = off"
     )
-    hot_retain_bytes: int = _number(0, 0, U64_MAX, "newest bytes of a topic kept hot; 0 = off")
+    hot_retain_bytes: Number = number(0, 0, U64_MAX, "newest bytes of a topic kept hot; 0 = off")
 
     # who may call
-    api_keys: Keys | None = setting(
+    # A key of digits is valid JSON, and still a key.
+    api_keys: Annotated[Keys | None, NoDecode, BeforeValidator(_keys)] = other(
         None,
-        _keys,
         "key, key:scopes or key:scopes:prefixes, several separated by commas",
         "key[:scopes[:prefixes]], comma-separated; docs/TOUR.md, Keys",
     )
-    api_keys_file: Path | None = _path("file with one key a line, mode 0600; SIGHUP rereads it")
-    allow_insecure_no_auth: bool = _switch("1 = other machines may call, without keys")
-    probe_auth: bool = _switch("1 = /v0/health and /v0/ready need a key, too")
-    ready_degraded: int = setting(
-        200,
-        one_of(200, 503),
-        "200 or 503",
-        "503 = /v0/ready fails while a shard is read-only",
-        is_number=True,
+    api_keys_file: Path | None = other(
+        None, "a path", "file with one key a line, mode 0600; SIGHUP rereads it"
     )
-    allowed_hosts: str = setting(
+    allow_insecure_no_auth: Switch = other(
+        False, "1 or 0", "1 = other machines may call, without keys"
+    )
+    probe_auth: Switch = other(False, "1 or 0", "1 = /v0/health and /v0/ready need a key, too")
+    ready_degraded: Annotated[Literal[200, 503], BeforeValidator(whole_number)] = other(
+        200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
+    )
+    allowed_hosts: Annotated[str, BeforeValidator(_hosts)] = other(
         "",
-        _hosts,
         "host names separated by commas, or *",
         "Host names clients may use; unset: any, or its own (loopback without keys)",
     )
-    cors_origins: str = setting(
+    cors_origins: Annotated[str, BeforeValidator(origins)] = other(
         "",
-        _origins,
         "scheme://host or scheme://host:port, several separated by commas; no path, no *",
         "exact origins whose web pages may call; comma-separated",
     )
 
     # limits of a request
-    max_body_bytes: int = _number(64 * MIB, 64, _BODY_BYTES_MAX, "body of an append, inflated")
-    max_batch_records: int = _number(10_000, 1, SEGMENT_RECORDS_MAX, "records of one append")
-    max_record_bytes: int = _number(MIB, 1, _BODY_BYTES_MAX, "data and meta of one record")
-    max_meta_bytes: int = _number(
+    max_body_bytes: Number = number(64 * MIB, 64, _BODY_BYTES_MAX, "body of an append, inflated")
+    max_batch_records: Number = number(10_000, 1, SEGMENT_RECORDS_MAX, "records of one append")
+    max_record_bytes: Number = number(MIB, 1, _BODY_BYTES_MAX, "data and meta of one record")
+    max_meta_bytes: Number = number(
         16_384, 1, _BODY_BYTES_MAX, "meta of one record (at most 64 keys)"
     )
-    max_tag_bytes: int = _number(256, 1, TEXT_BYTES_MAX, "tag of a record")
-    max_node_bytes: int = _number(128, 1, TEXT_BYTES_MAX, "node of a record or a batch")
-    max_limit: int = _number(1000, 1, PAGE_SCAN_SLOTS_MAX, "records of one read")
-    max_claim: int = _number(1000, 1, 65_536, "jobs of one claim, ack, nack or extend")
+    max_tag_bytes: Number = number(256, 1, TEXT_BYTES_MAX, "tag of a record")
+    max_node_bytes: Number = number(128, 1, TEXT_BYTES_MAX, "node of a record or a batch")
+    max_limit: Number = number(1000, 1, PAGE_SCAN_SLOTS_MAX, "records of one read")
+    max_claim: Number = number(1000, 1, 65_536, "jobs of one claim, ack, nack or extend")
 
     # limits of the server; 0 = unlimited
-    max_topics: int = _number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
-    max_topics_per_prefix: int = _number(
+    max_topics: Number = number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
+    max_topics_per_prefix: Number = number(
         0, 0, U64_MAX, "topics of each prefix of a key; 0 = unlimited"
     )
-    max_routers: int = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
-    max_views: int = _number(100, 0, 10_000, "views; 0 = unlimited")
-    max_views_per_topic: int = _number(16, 0, 10_000, "views of one topic; 0 = unlimited")
-    view_max_bytes: int = _number(
+    max_routers: Number = number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
+    max_views: Number = number(100, 0, 10_000, "views; 0 = unlimited")
+    max_views_per_topic: Number = number(16, 0, 10_000, "views of one topic; 0 = unlimited")
+    view_max_bytes: Number = number(
         10 * 1024 * MIB, MIB, U64_MAX >> 1, "bytes of the file of one view"
     )
-    view_after_ms: int = _number(
+    view_after_ms: Number = number(
         4_000, 1, 60_000, "how long a query waits for the view to process `after`"
     )
-    view_query_ms: int = _number(5_000, 1, 600_000, "time that one query of a view may take")
-    view_query_processes: int = _number(
+    view_query_ms: Number = number(5_000, 1, 600_000, "time that one query of a view may take")
+    view_query_processes: Number = number(
         2, 1, 64, "processes that answer queries of views, started when needed"
     )
-    max_inflight_per_key: int = _number(
+    max_inflight_per_key: Number = number(
         1000, 0, U64_MAX, "requests of one key at once; 0 = unlimited"
     )
-    max_total_bytes: int = _number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
+    max_total_bytes: Number = number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
 
     # connections
-    max_connections: int | None = _number(
+    max_connections: Number | None = number(
         None, 0, U64_MAX, "open connections; 0 = unlimited; unset: as many as open files allow"
     )
-    max_receiving_bytes: int = _number(
+    max_receiving_bytes: Number = number(
         256 * MIB, 0, U64_MAX, "bodies and messages being received, of all clients; 0 = unlimited"
     )
-    max_url_bytes: int = _number(8192, 1024, 65_536, "target of a request: path and query")
-    max_headers: int = _number(100, 16, 1000, "header fields of a request")
-    max_header_bytes: int = _number(65_536, 1024, MIB, "header fields of a request together")
-    header_timeout_ms: int = _number(
+    max_url_bytes: Number = number(8192, 1024, 65_536, "target of a request: path and query")
+    max_headers: Number = number(100, 16, 1000, "header fields of a request")
+    max_header_bytes: Number = number(65_536, 1024, MIB, "header fields of a request together")
+    header_timeout_ms: Number = number(
         10_000, 100, 3_600_000, "time for the head of a request or the first byte of a connection"
     )
-    body_timeout_ms: int = _number(
+    body_timeout_ms: Number = number(
         30_000, 100, 3_600_000, "time in which a client must send 4 KiB more of a body"
     )
-    keep_alive_ms: int = _number(
+    keep_alive_ms: Number = number(
         75_000, 100, _DAY_MS, "idle time between two requests of a connection"
     )
-    write_timeout_ms: int = _number(
+    write_timeout_ms: Number = number(
         30_000, 100, 3_600_000, "time in which a client must read more of its answer"
     )
 
     # watching
-    max_watch_topics: int = _number(256, 1, 65_536, "topics of one watch session")
-    max_watch_sessions: int = _number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
-    max_watch_sessions_per_prefix: int = _number(
+    max_watch_topics: Number = number(256, 1, 65_536, "topics of one watch session")
+    max_watch_sessions: Number = number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
+    max_watch_sessions_per_prefix: Number = number(
         0, 0, U64_MAX, "watch sessions of one prefix; 0 = unlimited"
     )
-    max_sse_connections: int = _number(
+    max_sse_connections: Number = number(
         10_000, 0, U64_MAX, "open streams and WebSockets; 0 = unlimited"
     )
-    max_sse_connections_per_key: int = _number(
+    max_sse_connections_per_key: Number = number(
         1000, 0, U64_MAX, "open streams of one key; 0 = unlimited"
     )
-    session_ttl_ms: int = _number(
+    session_ttl_ms: Number = number(
         300_000, 1, 365 * _DAY_MS, "how long a session without a stream is kept"
     )
-    buffer_grace_ms: int = _number(
+    buffer_grace_ms: Number = number(
         5_000, 0, 3_600_000, "how long a connection may stay full before it counts as slow"
     )
-    slow_consumer_timeout_ms: int = _number(
+    slow_consumer_timeout_ms: Number = number(
         30_000, 1, 3_600_000, "time after which a connection that stays full is closed"
     )
-    max_ws_message_bytes: int = _number(
+    max_ws_message_bytes: Number = number(
         WS_MESSAGE_BYTES_DEFAULT, 64, _BODY_BYTES_MAX, "message of a WebSocket client"
     )
-    max_ws_commands: int = _number(64, 1, 65_536, "commands waiting on one WebSocket")
+    max_ws_commands: Number = number(64, 1, 65_536, "commands waiting on one WebSocket")
 
     # streams
-    streams_path: str = setting(
+    streams_path: Annotated[str, BeforeValidator(mount)] = other(
         STREAMS_PATH,
-        _mount,
         "a path like /v1/stream, not below /v0 and without a slash at its end, or off",
         "path of Durable Streams; off = none",
     )
-    streams_port: int = _number(0, 0, 65_535, "second port for the same server; 0 = none")
-    streams_page_bytes: int = _number(
+    streams_port: Number = number(0, 0, 65_535, "second port for the same server; 0 = none")
+    streams_page_bytes: Number = number(
         PAGE_BYTES_DEFAULT, 1, PAGE_BYTES_MAX, "bytes of a page; at least one message is sent"
     )
-    streams_long_poll_ms: int = _number(4_000, 1, 600_000, "how long a long-poll waits")
-    streams_sse_ms: int = _number(
+    streams_long_poll_ms: Number = number(4_000, 1, 600_000, "how long a long-poll waits")
+    streams_sse_ms: Number = number(
         60_000, 1, _DAY_MS, "time after which an event stream ends; its reader reconnects"
     )
 
     # running it
-    shutdown_grace_ms: int = _number(
+    shutdown_grace_ms: Number = number(
         10_000, 0, 3_600_000, "time for requests in flight when the server stops"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info",
-        one_of("debug", "info", "warning", "error"),
-        "debug, info, warning or error",
-        "debug, info, warning or error",
+    log_level: Literal["debug", "info", "warning", "error"] = other(
+        "info", "debug, info, warning or error", "debug, info, warning or error"
     )
-    log_format: Literal["text", "json"] = setting(
-        "text", one_of("text", "json"), "text or json", "text or json"
+    log_format: Literal["text", "json"] = other("text", "text or json", "text or json")
+    access_log: Literal["off", "sampled", "full"] = other(
+        "off", "off, sampled or full", "one line a request: off, sampled or full"
     )
-    access_log: Literal["off", "sampled", "full"] = setting(
-        "off",
-        one_of("off", "sampled", "full"),
-        "off, sampled or full",
-        "one line a request: off, sampled or full",
-    )
-    access_log_sample: int = _number(
+    access_log_sample: Number = number(
         100, 1, 1_000_000, "sampled: logs one request in so many, and every 5xx"
     )
 
-    def __init__(self, flags: Collection[str] = (), /, **given: object) -> None:
-        """Read the environment; `given` wins over it. No settings file is read.
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment; no settings file is read."""
+        return init_settings, env_settings
 
-        A message about a field of `flags` names the option. Raises `SettingsError` with a line
-        for each value that is not allowed.
-        """
-        assert given.keys() <= FIELDS.keys(), "only fields are given"
-        found = {**_environment(), **given}
-        lines: list[str] = []
-        host = found.get("host")
+    @model_validator(mode="before")
+    @classmethod
+    def _take_port_from_host(cls, values: dict[str, Any]) -> dict[str, Any]:
+        host = values.get("host")
         if isinstance(host, str):
             try:
-                found["host"], port = split_host(host)
+                name, port = split_host(host)
             except ValueError:
-                lines.append(_complaint("host", host, is_flag="host" in flags))
-            else:
-                found |= {} if port is None else {"port": port}
-        for name, field in FIELDS.items():
-            value = found.get(name)
-            try:
-                value = field.value_of(name, value) if name in found else field.default_value()
-            except ValueError as error:
-                lines.append(_line(name, value, error, is_flag=name in flags))
-            self.__dict__[name] = value
-        if lines:
-            raise SettingsError(lines)
-        self._relate(found)
+                raise ValueError(_complaint("host", host)) from None
+            values = {**values, "host": name, **({} if port is None else {"port": port})}
+        return values
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"settings do not change: {name}")
-
-    def _relate(self, given: Collection[str]) -> None:
+    @model_validator(mode="after")
+    def _relate(self) -> Settings:
         """A default gives way to a smaller limit around it; two explicit ones must agree."""
         receiving = ("max_body_bytes", "max_ws_message_bytes") if self.max_receiving_bytes else ()
         pairs = (
@@ -437,17 +378,30 @@ class Settings:
         for inner, outer in pairs:
             bound: int = getattr(self, outer)
             if getattr(self, inner) > bound:
-                if inner in given:
-                    raise _unrelated(inner, self, f"at most {variable(outer)}, which is {bound}")
-                self.__dict__[inner] = bound
+                if inner in self.model_fields_set:
+                    raise ValueError(
+                        f"{variable(inner)}={getattr(self, inner)}: allowed is at most "
+                        f"{variable(outer)}, which is {bound}"
+                    )
+                object.__setattr__(self, inner, bound)
         assert self.max_meta_bytes <= self.max_record_bytes <= self.max_body_bytes
         assert self.buffer_grace_ms <= self.slow_consumer_timeout_ms
         if self.streams_port and not self.streams_path:
-            raise _unrelated("streams_port", self, f"0 where {variable('streams_path')} is off")
+            raise ValueError(
+                f"{variable('streams_port')}={self.streams_port}: allowed is 0 where "
+                f"{variable('streams_path')} is off"
+            )
         if self.streams_port and self.streams_port == self.port:
-            raise _unrelated("streams_port", self, f"a port other than {variable('port')}")
+            raise ValueError(
+                f"{variable('streams_port')}={self.streams_port}: allowed is a port other than "
+                f"{variable('port')}"
+            )
         if self.cold_dir is not None and self.cold_dir == self.data_dir:
-            raise _unrelated("cold_dir", self, f"a folder other than {variable('data_dir')}")
+            raise ValueError(
+                f"{variable('cold_dir')}={self.cold_dir}: allowed is a folder other than "
+                f"{variable('data_dir')}"
+            )
+        return self
 
     @property
     def allowed_origins(self) -> frozenset[bytes]:
@@ -476,9 +430,6 @@ class Settings:
         return Hosts()
 
 
-FIELDS: Final = declared(Settings)
-
-
 def variable(field: str) -> str:
     """The environment name of a field."""
     return PREFIX + field.upper()
@@ -486,7 +437,9 @@ def variable(field: str) -> str:
 
 def allowed_values(field: str) -> str:
     """The accepted values of a field, in words."""
-    allowed = FIELDS[field].allowed
+    extra = Settings.model_fields[field].json_schema_extra
+    assert isinstance(extra, dict), f"{field} says what is allowed"
+    allowed = str(extra["allowed"])
     if field.endswith("_ms"):
         return f"{allowed} milliseconds, or one with a unit such as 5s or 10m"
     if field.endswith("_bytes"):
@@ -499,28 +452,8 @@ def _complaint(field: str, value: object, *, is_flag: bool = False) -> str:
     return f"{given}: allowed is {allowed_values(field)}"
 
 
-def _line(field: str, value: object, error: ValueError, *, is_flag: bool) -> str:
-    if field in ("api_keys", "archive_url"):
-        # Without the given value.
-        return f"{variable(field)}: {error}; allowed is {allowed_values(field)}"
-    return _complaint(field, value, is_flag=is_flag)
-
-
-def _unrelated(field: str, settings: Settings, allowed: str) -> SettingsError:
-    return SettingsError([f"{variable(field)}={getattr(settings, field)}: allowed is {allowed}"])
-
-
-def _environment() -> dict[str, object]:
-    """The fields that the environment sets; an empty variable counts as unset."""
-    names = {variable(field): field for field in FIELDS}
-    return {
-        names[name.upper()]: value
-        for name, value in os.environ.items()
-        if value and name.upper() in names
-    }
-
-
-class Loaded(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Loaded:
     """The settings, the source of each, and lines for the log."""
 
     settings: Settings
@@ -533,33 +466,51 @@ def load(flags: Mapping[str, object] | None = None) -> Loaded:
 
     Raises `SettingsError`. Whether a server may start with the result is `refusal`'s question.
     """
-    flags = {name: value for name, value in (flags or {}).items() if value is not None}
-    given = dict(flags)
-    in_environment = _environment().keys()
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    assert given.keys() <= Settings.model_fields.keys(), "a flag is a setting"
+    in_environment = {name.upper() for name, value in os.environ.items() if value}
     if "port" in given and "host" not in given:
         # The flag wins: a port inside TOPICS_HOST gives way to it.
         given["host"] = _without_port(os.environ.get(variable("host")) or "127.0.0.1")
     elif "port" in given:
         given["host"] = _without_port(str(given["host"]))
-    settings = Settings(flags.keys(), **given)
-    sources: dict[str, Source] = {
-        name: "flag" if name in flags else ("environment" if name in in_environment else "default")
-        for name in FIELDS
-    }
-    return Loaded(settings, sources, tuple(_warnings()))
+    try:
+        settings = Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = [_line(item, flags or {}) for item in error.errors(include_url=False)]
+        raise SettingsError(lines) from None
+    sources: dict[str, Source] = {}
+    for name in Settings.model_fields:
+        in_env = variable(name) in in_environment
+        sources[name] = (
+            "flag"
+            if name in (flags or {}) and (flags or {})[name] is not None
+            else ("environment" if in_env else "default")
+        )
+    return Loaded(settings, sources, tuple(_warnings(in_environment)))
 
 
 def _without_port(text: str) -> str:
     try:
         return split_host(text)[0]
     except ValueError:
-        return text  # `Settings` refuses it with a clear line
+        return text  # the validator refuses it with a clear line
 
 
-def _warnings() -> list[str]:
-    known = {variable(name) for name in FIELDS} | CLIENT_NAMES
-    given = {name.upper() for name, value in os.environ.items() if value}
-    strange = sorted(name for name in given - known if name.startswith(PREFIX))
+def _line(error: Any, flags: Mapping[str, object]) -> str:
+    if not error["loc"]:
+        return str(error["msg"]).removeprefix("Value error, ")
+    field = str(error["loc"][0])
+    if field in ("api_keys", "archive_url"):
+        # Without the given value.
+        reason = str(error["msg"]).removeprefix("Value error, ")
+        return f"{variable(field)}: {reason}; allowed is {allowed_values(field)}"
+    return _complaint(field, error["input"], is_flag=flags.get(field) == error["input"])
+
+
+def _warnings(in_environment: set[str]) -> list[str]:
+    known = {variable(name) for name in Settings.model_fields} | CLIENT_NAMES
+    strange = sorted(name for name in in_environment - known if name.startswith(PREFIX))
     return [f"{name} is set, but there is no such setting" for name in strange]
 
 

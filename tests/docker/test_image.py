@@ -19,7 +19,7 @@ import pytest
 
 from tests.contract.driver import START_WITHIN_S, Api, eventually
 from tests.docker.image import Built, only, settings_of
-from topics_server.settings import FIELDS, variable
+from topics_server.settings import Settings, variable
 
 STOP_WITHIN_S: Final = 5.0
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ def container(built: Built, tmp_path: Path) -> Iterator[Container]:
 
 
 def test_every_setting_of_the_image_is_one(built: Built) -> None:
-    names = {variable(field) for field in FIELDS}
+    names = {variable(field) for field in Settings.model_fields}
     given = {name for name in settings_of(built.final_stage) if name.startswith("TOPICS_")}
     assert given <= names
     assert (built.place("/data").stat().st_mode & 0o777) == 0o700

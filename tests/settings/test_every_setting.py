@@ -14,13 +14,13 @@ from tests.contract.conftest import NewServer
 from tests.contract.driver import ROOT
 from tests.settings.rows import ROWS
 from topics_server.cli.server.serve import command as serve
-from topics_server.settings import FIELDS, variable
+from topics_server.settings import Settings, variable
 
 TESTS: Final = ROOT / "tests"
 
 
 def test_every_setting_has_a_row_and_every_row_a_setting() -> None:
-    fields = list(FIELDS)
+    fields = list(Settings.model_fields)
     missing = [name for name in fields if name not in ROWS]
     assert not missing, (
         f"tests/settings/rows.py has no row for {', '.join(missing)}: add one with a value that "

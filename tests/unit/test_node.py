@@ -59,7 +59,7 @@ def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> 
         **changes,
     }
     ground = Ground.open(
-        Settings(**fields),
+        Settings(**fields),  # type: ignore[arg-type]
         64,
         fs=disk,
         clock=HandClock(),

@@ -61,7 +61,7 @@ def taken() -> Iterator[int]:
 
 def settings_of(tmp_path: Path, **changes: object) -> Settings:
     fields: dict[str, object] = {"data_dir": tmp_path / "data", "port": 0, **changes}
-    return Settings(**fields)
+    return Settings(**fields)  # type: ignore[arg-type]
 
 
 # -- socket and port --------------------------------------------------------------------------

@@ -143,7 +143,9 @@ async def opened(
 async def node_of(folder: Path, expected: Expected, boot_id: str = BOOT_ID) -> AsyncIterator[Node]:
     """A node on `folder/data` and `folder/cold`; closed cleanly."""
     names = {k.removeprefix("TOPICS_").lower(): v for k, v in expected.environment.items()}
-    settings = Settings(**{**names, "data_dir": folder / "data", "cold_dir": folder / "cold"})
+    settings = Settings(
+        **{**names, "data_dir": folder / "data", "cold_dir": folder / "cold"}  # type: ignore[arg-type]
+    )
     clock = StandingClock(expected.seen_ms)
     boot = Boot(Ground.open(settings, 256, clock=clock, packer=InlinePacker(), boot_id=boot_id))
     try:

@@ -29,7 +29,6 @@ from topics_server.archive.continuous.shipper import (
 from topics_server.archive.format import BackupFacts, encode_json
 from topics_server.engine.background.checkpointer import Checkpointer
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.ports import Offload
 from topics_server.node.backups import copy_cut
 from topics_server.node.ground import Ground
 from topics_server.runtime.clock import random_hex
@@ -38,6 +37,7 @@ from topics_server.runtime.metrics import ArchiveMetrics, log
 from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.values.errors import DiskFull, StorageError
 from topics_server.values.limits import MIB
+from topics_server.values.storage_types import Offload
 from topics_server.wal.fs import Lock
 from topics_server.wal.journal.journal import Journal
 

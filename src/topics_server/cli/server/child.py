@@ -17,7 +17,7 @@ from typing import Final
 
 from topics_server.cli.connection import CallRefused, Failure, ServerConnection, ServerUnreachable
 from topics_server.runtime.clock import monotonic_ms
-from topics_server.settings import FIELDS, variable
+from topics_server.settings import Settings, variable
 
 START_WITHIN_MS: Final = 60_000
 STOP_WITHIN_S: Final = 30.0
@@ -35,7 +35,7 @@ def child_server(
     port_file.unlink(missing_ok=True)
     words = ["serve", "--host", "127.0.0.1", "--port", str(port)]
     words += ["--data-dir", str(folder / "data"), "--port-file", str(port_file)]
-    without = [word for name in FIELDS for word in ("-u", variable(name))]
+    without = [word for name in Settings.model_fields for word in ("-u", variable(name))]
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["env", *without, sys.executable, "-m", "topics_server", *words],

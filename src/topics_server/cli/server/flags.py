@@ -1,7 +1,7 @@
 """Every server setting as an option, for `serve` and `config`.
 
-The options are generated from the fields of `Settings`, so they always match it. Values are passed
-on as text: `settings` checks them, whether they come from a flag or from the environment.
+The options are generated from `Settings`, so they always match it. Values are passed on as text:
+`settings` checks them, whether they come from a flag or from the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from topics_server.settings import FIELDS, Loaded, SettingsError, load, variable
+from topics_server.settings import Loaded, Settings, SettingsError, load, variable
 
 # Every user of the machine can read a secret on the command line.
 NO_FLAG = frozenset({"api_keys"})
@@ -19,11 +19,11 @@ NO_FLAG = frozenset({"api_keys"})
 
 def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each setting; the verb gets keyword arguments named like the fields."""
-    for name, field in reversed(FIELDS.items()):
+    for name, field in reversed(Settings.model_fields.items()):
         if name in NO_FLAG:
             continue
         text = f"{field.description}  [env: {variable(name)}; default: {shown_default(name)}]"
-        metavar = "N" if field.is_number else "VALUE"
+        metavar = "N" if field.annotation is int else "VALUE"
         if metavar == "N" and name.endswith("_ms"):
             metavar = "DURATION"
         elif metavar == "N" and name.endswith("_bytes"):
@@ -35,7 +35,8 @@ def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def shown_default(name: str) -> str:
     """A field's default as a user would write it."""
-    return shown(name, FIELDS[name].default_value())
+    field = Settings.model_fields[name]
+    return shown(name, field.get_default(call_default_factory=True, validated_data={}))
 
 
 def shown(name: str, value: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from topics_server.settings import FIELDS, variable
+from topics_server.settings import Settings, variable
 from topics_server.values import limits
 
 
@@ -260,7 +260,7 @@ def value_of(limit: Limit) -> int:
     """The number: the constant, or the setting's default."""
     if limit.name.isupper():
         return int(getattr(limits, limit.name))
-    return int(FIELDS[limit.name].default)
+    return int(Settings.model_fields[limit.name].default)
 
 
 def document() -> str:

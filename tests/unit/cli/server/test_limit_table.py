@@ -18,7 +18,7 @@ from topics_server.api.watch import requests as watch_bodies
 from topics_server.api.websocket import commands as ws_commands
 from topics_server.cli.server import limit_table
 from topics_server.cli.server.limit_table import SECTIONS, SHAPES, document, value_of
-from topics_server.settings import FIELDS
+from topics_server.settings import Settings
 from topics_server.values import appends, limits
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "LIMITS.md"
@@ -97,7 +97,7 @@ def test_every_name_is_one(section: limit_table.Section) -> None:
         assert value_of(row.limit) > 0
         is_constant = row.limit.name.isupper()
         assert hasattr(limits, row.limit.name) == is_constant
-        assert (row.limit.name in FIELDS) == (not is_constant)
+        assert (row.limit.name in Settings.model_fields) == (not is_constant)
 
 
 def test_the_number_shown_is_the_one_that_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
