@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.bench import Bench, series
@@ -68,9 +69,9 @@ def read_queries(server: ServerProcess, records: int) -> dict[str, list[str]]:
     for place in range(PLACES):
         seq = place * step + 1
         record = json.loads(server.expect("GET", f"/v0/topics/{TOPIC}/records/{seq}"))
-        queries["since"].append(f"since={record['$ts']}")
-        # In the middle of the topic ten matches are always ahead.
-        from_seq = place * step // 2
+        queries["since"].append(f"since={record['record']['$ts']}")
+        # Ten matches are ahead in sealed records: a page looks at a bounded part of the others.
+        from_seq = place * (records - BATCH - (PAGE + 1) * RARE) // PLACES
         queries["rare tag"].append(f"tag={tag_of(place * 37)}&from_seq={from_seq}")
     return queries
 
@@ -88,9 +89,13 @@ def reads(bench: Bench) -> list[Figure]:
     # From every place ten records of a tag are ahead.
     records = max(bench.options.records, 2 * PAGE * RARE)
     server = bench.start("reads")
-    fill = bench.requests("fill", fill_requests(records))
-    bench.fill(server, fill, -(-records // BATCH), connections=1)
-    fill.unlink()
+    made = fill_requests(records)
+    for name, count in (("most", records // BATCH - 1), ("tail", 1)):
+        fill = bench.requests(f"fill-{name}", islice(made, count))
+        bench.fill(server, fill, count, connections=1)
+        fill.unlink()
+        if name == "most":
+            server.expect("POST", "/v0/admin/seal")
     queries = read_queries(server, records)
     sides = {}
     for kind, asked in queries.items():

@@ -165,6 +165,8 @@ class SealedColumns:
 
         Rows of `unwanted` ranges (first, last) are not checked.
         """
+        if self.is_readable and not self.bad_rows:
+            return
         if not self.is_readable:
             bad = np.arange(first_row, end_row)
         else:

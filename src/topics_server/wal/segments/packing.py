@@ -2,8 +2,8 @@
 
 Pure. `pack` runs in a helper process (`wal/segments/packing_process.py`), for it holds the
 interpreter lock; rows that are dead already keep their slot, without payload. `unpack_block` is
-what every page of sealed records comes from, so it is written as a few passes of C loops: about 1
-us a record.
+what pages of sealed records come from, so it is written as a few passes of C loops: about 1 us a
+record. `unpack_row` is for pages of rare ones.
 """
 
 from __future__ import annotations
@@ -238,6 +238,35 @@ def unpack_block(
         nodes=_names_of(raw, rows["node_id"], node_starts, rows["node_bytes"]),
         kinds=rows["kind"].tobytes(),
         hops=rows["hop"].tobytes(),
+    )
+
+
+def unpack_row(
+    data: bytes,
+    columns: SegmentColumns,
+    row: int,
+    unwanted: Sequence[tuple[int, int]] = (),
+) -> Block:
+    """`unpack_block` of one row, at a tenth of the cost: no pass over columns."""
+    fields = columns.rows[row].item()
+    ts, checksum, _, data_bytes, meta_bytes, _, tag_id, node_id = fields[:8]
+    tag_bytes, node_bytes, kind, hop = fields[8:12]
+    tag_start = RECORD_HEADER_BYTES + node_bytes
+    start = tag_start + tag_bytes
+    end = start + data_bytes + meta_bytes
+    if xxhash.xxh3_64_intdigest(data[:end]) != checksum:
+        return unpack_block(data, columns, row, row + 1, unwanted)
+    tag = None if tag_id == ABSENT else str(data[tag_start:start], "utf-8")
+    node = None if node_id == ABSENT else str(data[RECORD_HEADER_BYTES:tag_start], "utf-8")
+    return Block(
+        first_seq=columns.first_seq + row,
+        times=array("q", (ts,)),
+        ends=array("I", (data_bytes, data_bytes + meta_bytes)),
+        body=data[start:end],
+        tags=[tag],
+        nodes=[node],
+        kinds=bytes((kind,)),
+        hops=bytes((hop,)),
     )
 
 

@@ -38,7 +38,7 @@ from topics_server.wal.segments.files import Tiers, copy_to_temp, entry_of, flag
 from topics_server.wal.segments.flags import digest_of
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
-from topics_server.wal.segments.packing import unpack_block
+from topics_server.wal.segments.packing import unpack_block, unpack_row
 from topics_server.wal.segments.packing_process import Packer
 from topics_server.wal.segments.quarantine import Quarantine
 from topics_server.wal.segments.topic_manifest import Entries, ManifestStore, TopicManifest
@@ -167,6 +167,8 @@ class SealedSegments:
             (topic.topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
         ) as file:
             data = file.pread(end - start, start)
+        if end_row == first_row + 1:
+            return unpack_row(data, columns, first_row, unwanted)
         return unpack_block(data, columns, first_row, end_row, unwanted)
 
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:

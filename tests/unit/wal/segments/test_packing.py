@@ -14,7 +14,7 @@ from topics_server.values.blocks import Block, make_block
 from topics_server.values.errors import Damaged
 from topics_server.wal.format.segment import decode_index
 from topics_server.wal.segments.files import entry_of
-from topics_server.wal.segments.packing import pack, unpack_block
+from topics_server.wal.segments.packing import pack, unpack_block, unpack_row
 from topics_server.wal.segments.salvage import rebuild_index
 
 NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -45,6 +45,29 @@ def test_whatever_is_packed_is_unpacked(
         row = end
     entry = entry_of(2, data, idx)
     assert rebuild_index(data, 1, entry) == idx
+
+
+@given(RECORDS, st.data())
+def test_a_row_alone_is_as_among_the_others(
+    records: list[tuple[bytes, bytes, str | None, str | None]], data: st.DataObject
+) -> None:
+    dead = bytes(data.draw(st.lists(st.sampled_from((0, 1)), min_size=40, max_size=40)))
+    packed, idx = pack(1, 2, [block_of(9, records)], dead[: len(records)])
+    columns = decode_index(idx)
+    for row in range(len(records)):
+        start, end = int(columns.rows["offset"][row]), columns.record_end(row)
+        raw = packed[start:end]
+        alone = unpack_row(raw, columns, row)
+        assert alone == unpack_block(raw, columns, row, row + 1)
+        assert (alone.count, alone.first_seq) == (1, 9 + row)
+    at = data.draw(st.integers(0, len(raw) - 9))
+    broken = raw[:at] + bytes((raw[at] ^ 0x10,)) + raw[at + 1 :]
+    for wrong in (broken, raw[:at]):
+        with pytest.raises(Damaged) as caught:
+            unpack_row(wrong, columns, row)
+        assert caught.value.ranges == ((row, row),)
+        blank = unpack_row(wrong, columns, row, [(row, row)])
+        assert (blank.data(0), blank.meta(0), blank.tags, blank.nodes) == (b"", b"", [None], [None])
 
 
 def test_counted_bytes_count_names_by_characters() -> None:
