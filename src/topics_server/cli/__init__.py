@@ -9,6 +9,7 @@ error.
 - `data/`: verbs on records.
 - `durable_streams/`: verbs on Durable Streams.
 - `following/`: verbs that follow topics.
+- `importing/`: the verb that imports records of files and of other servers.
 - `queues/`: verbs on queues.
 - `routing/`: verbs on routers.
 - `server/`: the server's verb, its settings, and the offline tools.
@@ -22,7 +23,9 @@ error.
 - `listing`: reads the pages of a list and prints its rows.
 - `output`: prints results: NDJSON in pipes, tables on terminals.
 - `paging`: reads a topic page by page and prints its records and gaps.
+- `progress`: a progress bar of verbs that work through lines or records.
 - `record_filters`: the options of `read`, `tail` and `watch` that say which records to print.
+- `retries`: repeats a request that may be sent again.
 - `stopping`: how long-running verbs end: Ctrl-C, or a closed output.
 """
 
@@ -44,6 +47,7 @@ VERBS: Final = {
     "set": "Change single fields of a topic's configuration.",
     "append": "Append one record, or every line of standard input.",
     "load": "Append every line of an NDJSON file; continue where an earlier run stopped.",
+    "import": "Import records of files, exports and other servers, with their times.",
     "read": "Print records from a position on; optionally follow new ones.",
     "tail": "Print new records of one or more topics as they arrive.",
     "watch": "Print the frames of a stream, one JSON value a line.",
@@ -85,6 +89,7 @@ FOLDERS: Final = {
         "topics": "put set ls info rm",
         "data": "append load read pub delete consumer",
         "following": "tail watch",
+        "importing": "import",
         "durable_streams": "stream",
         "queues": "enqueue work queue",
         "routing": "router routers",
@@ -93,6 +98,9 @@ FOLDERS: Final = {
     }.items()
     for verb in verbs.split()
 }
+
+# Verbs that are words of Python, and their modules.
+MODULES: Final = {"import": "import_verb"}
 
 # Words of other tools, and the verb that does it here.
 SYNONYMS: Final = {
@@ -196,7 +204,8 @@ class Verbs(click.Group):
         """Import `topics_server.cli.FOLDER.VERB` and take its `command`."""
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"{__name__}.{FOLDERS[cmd_name]}.{cmd_name}")
+        name = MODULES.get(cmd_name, cmd_name)
+        module = importlib.import_module(f"{__name__}.{FOLDERS[cmd_name]}.{name}")
         command = module.command
         assert isinstance(command, click.Command), f"{cmd_name} has a command"
         return command

@@ -27,6 +27,7 @@ class BadLine(Exception):
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
         self.line = line
+        self.reason = reason
 
 
 class Shape(msgspec.Struct, frozen=True):

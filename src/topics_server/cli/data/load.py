@@ -5,9 +5,6 @@ Owns the options and the output; `loading` does the work, and `resume` has the r
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
 from typing import Final
 
 import click
@@ -17,8 +14,9 @@ from topics_server.cli.amounts import seconds, size
 from topics_server.cli.connection import ServerConnection, server_options
 from topics_server.cli.data.cutting import Cutter, Shape, whole_records
 from topics_server.cli.data.lines import LineFile
-from topics_server.cli.data.loading import Advance, Loading, LoadPlan
+from topics_server.cli.data.loading import Loading, LoadPlan
 from topics_server.cli.output import format_options, note, show_object
+from topics_server.cli.progress import progress_bar
 
 BATCH_RECORDS: Final = 2000
 RETRY: Final = "30s"
@@ -104,57 +102,10 @@ def command(
         topic, batch_records, batch_bytes, from_line, append_anyway, create, retry_ms / 1000
     )
     loading = Loading(client, source, cutter, plan, note)
-    with _progress(source.total_bytes) as advance:
+    with progress_bar(source.total_bytes, "lines") as advance:
         result = loading.run(advance)
     if result.stored and from_line is None:
         note(f"{result.stored} lines were in the topic already")
     if loading.strangers:
         note("other clients appended to this topic meanwhile: a later load cannot resume by itself")
     show_object(msgspec.json.encode(result), as_json=as_json)
-
-
-@contextlib.contextmanager
-def _progress(total_bytes: int | None) -> Iterator[Advance]:
-    """A progress bar on standard error if that is a terminal: share, records, rate and time
-    left.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _lines, _position, _sent: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[lines]:,} lines"),
-        TextColumn("{task.fields[rate]:,.0f}/s"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    from topics_server.runtime.clock import monotonic_ms
-
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total_bytes, lines=0, rate=0.0)
-        first: tuple[int, float] | None = None
-
-        def advance(lines: int, position: int, sent: bool) -> None:
-            nonlocal first
-            now_ms = monotonic_ms()
-            if not sent or first is None:
-                first = (lines, now_ms)  # the rate counts sent lines and not skipped ones
-            passed_ms = now_ms - first[1]
-            rate = (lines - first[0]) * 1000 / passed_ms if passed_ms > 0 else 0.0
-            progress.update(task, completed=position, lines=lines, rate=rate)
-
-        yield advance

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import msgspec
@@ -35,6 +35,8 @@ from topics_server.cli.data.resume import (
     Unclear,
 )
 from topics_server.cli.paging import pages
+from topics_server.cli.progress import Advance
+from topics_server.cli.retries import Tell, is_passing, repeated
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.limits import MIB
 
@@ -44,8 +46,6 @@ WINDOW_RECORDS_MAX: Final = 10_000
 WINDOW_RECORDS_MIN: Final = 16
 WINDOW_BYTES: Final = 32 * MIB
 PREPARED_BODIES: Final = 3
-RETRY_PAUSE_S: Final = 0.5
-RETRY_PAUSE_MAX_S: Final = 5.0
 
 
 class _Config(msgspec.Struct):
@@ -104,10 +104,6 @@ class _Body(msgspec.Struct, gc=False):
     position: int
     count: int
     text: bytes  # empty: nothing to send, because the topic has the lines
-
-
-Advance = Callable[[int, int, bool], None]  # lines so far, input position, whether they were sent
-Tell = Callable[[str], None]  # one line for the user
 
 
 def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
@@ -312,40 +308,36 @@ class Loading:
         Report the first failure of each kind when it happens, and the end of the retries.
         """
         path = topic_path(self._plan.topic, "?return_seqs=false")
-        deadline_ms = monotonic_ms() + self._plan.retry_s * 1000
-        pause_s = RETRY_PAUSE_S
         lines = f"lines {body.first_line} to {body.last_line}"
         if body.first_line == body.last_line:
             lines = f"line {body.first_line}"
-        reported: set[str] = set()
-        while True:
-            try:
-                answer = self._client.call("POST", path, body.text)
-                if reported:
-                    self._tell(f"the server has appended {lines} now")
-                return msgspec.json.decode(answer, type=_Appended)
-            except (CallRefused, ServerUnreachable) as error:
-                if not self._may_repeat(error) or monotonic_ms() >= deadline_ms:
-                    if isinstance(error, CallRefused) and error.most_records is not None:
-                        raise Failure(
-                            f"{error.message} in a request; run it again with "
-                            f"--batch-records {error.most_records}"
-                        ) from None
-                    message = f"{error.message} ({lines} not confirmed; run it again to continue)"
-                    if isinstance(error, ServerUnreachable):
-                        raise ServerUnreachable(message, sent=error.sent) from None
-                    raise Failure(message) from None
-                if isinstance(error, CallRefused) and error.retry_after_s is not None:
-                    pause_s = max(RETRY_PAUSE_S, error.retry_after_s)
-                kind = error.code if isinstance(error, CallRefused) else ""
-                if kind not in reported:
-                    reported.add(kind)
-                    limit = f"{self._plan.retry_s:g} s"
-                    self._tell(f"{error.message} (trying {lines} again for up to {limit})")
-            threading.Event().wait(min(pause_s, RETRY_PAUSE_MAX_S))
+        try:
+            answer, was_reported = repeated(
+                lambda: self._client.call("POST", path, body.text),
+                self._may_repeat,
+                self._plan.retry_s,
+                lines,
+                self._tell,
+            )
+        except CallRefused as error:
+            if error.most_records is not None:
+                raise Failure(
+                    f"{error.message} in a request; run it again with "
+                    f"--batch-records {error.most_records}"
+                ) from None
+            raise Failure(_unconfirmed(error, lines)) from None
+        except ServerUnreachable as error:
+            raise ServerUnreachable(_unconfirmed(error, lines), sent=error.sent) from None
+        if was_reported:
+            self._tell(f"the server has appended {lines} now")
+        return msgspec.json.decode(answer, type=_Appended)
 
     def _may_repeat(self, error: CallRefused | ServerUnreachable) -> bool:
         if isinstance(error, CallRefused):
-            return error.status in {429, 503} and error.code != "storage_read_only"
+            return is_passing(error)
         # The server may have executed the request: only its key makes repeating it safe.
         return not error.sent or self._window_ms >= 2000 * self._plan.retry_s
+
+
+def _unconfirmed(error: Failure, lines: str) -> str:
+    return f"{error.message} ({lines} not confirmed; run it again to continue)"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.door import Door, Said, opened
+from topics_server.cli import retries
 from topics_server.cli.connection import Failure, ServerConnection
-from topics_server.cli.data import loading
 from topics_server.cli.data.cutting import Cutter, Shape
 from topics_server.cli.data.lines import LineFile
 from topics_server.cli.data.loading import Loading, LoadPlan
@@ -19,7 +19,7 @@ from topics_server.cli.data.loading import Loading, LoadPlan
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     """The server; retries follow at once."""
-    monkeypatch.setattr(loading, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.01)
     with opened() as found:
         yield found
 
