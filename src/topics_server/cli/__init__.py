@@ -14,6 +14,7 @@ error.
 - `routing/`: verbs on routers.
 - `server/`: the server's verb, its settings, and the offline tools.
 - `topics/`: verbs on topics.
+- `torture/`: the verb that tries a server on the user's own disk.
 - `views/`: verbs on views.
 - `amounts`: option types for durations and sizes.
 - `connection`: the HTTP connection of verbs that call a server.
@@ -68,7 +69,7 @@ VERBS: Final = {
     "dump": "Print the contents of a data directory offline; change nothing.",
     "repair": "Show what a damaged journal has lost; --accept-loss makes it readable.",
     "backup": "Make a backup of a running server, or of a stopped one's directory.",
-    "backups": "List, verify and prune the backups in a folder.",
+    "backups": "List, verify, try and prune the backups in a folder.",
     "restore": "Make a data directory from a backup, or as of a moment of an archive.",
     "archive": "List, verify and prune a continuous archive.",
     "export": "Write records as Parquet, NDJSON or Arrow files; each run adds the new ones.",
@@ -76,6 +77,7 @@ VERBS: Final = {
     "pipeline": "Export the log to a lake and compute results by day, with one command.",
     "config": "Show the server's settings and where each came from.",
     "doctor": "Check settings, directory, disk, limits and clock; say what to do.",
+    "torture": "Kill a server on a disk again and again, and check what it acknowledged.",
     "completion": "Print a script that makes a shell complete verbs and options.",
     "health": "Ask whether a server answers; for health checks.",
     "help": "Print the help of a verb.",
@@ -93,6 +95,7 @@ FOLDERS: Final = {
         "durable_streams": "stream",
         "queues": "enqueue work queue",
         "routing": "router routers",
+        "torture": "torture",
         "views": "view",
         "analytics": "export jobs pipeline",
     }.items()

@@ -66,6 +66,11 @@ NOT_RUN = {
     ("docs/BACKUP.md", "TOPICS_ARCHIVE_URL=file"): "until Ctrl-C; contract/operation/test_archive",
     ("docs/BACKUP.md", "topics archive ls"): "names of a reader; tests/cli/server/test_archive.py",
     ("docs/BACKUP.md", "archive prune"): "names of a reader; tests/cli/server/test_archive.py",
+    ("docs/BACKUP.md", "topics backups drill"): "names of a reader; tests/cli/server/test_drill.py",
+    (
+        "docs/OPERATIONS.md",
+        "topics torture",
+    ): "takes minutes; tests/crash/kills/test_torture_verb.py",
     ("docs/CLI.md", "pip install CHECKOUT"): "downloads; the wheel is installed below",
     ("docs/CLI.md", "pip wheel"): "downloads the build backend; the wheel is made below",
     ("examples/analytics/README.md", "topics jobs"): "needs Spark; tests/spark/test_docs_blocks.py",

@@ -1,4 +1,4 @@
-"""`topics backups`: ls, verify and prune of a backup folder.
+"""`topics backups`: ls, verify, drill and prune of a backup folder.
 
 Works on the folder itself, beside a running server. Exit code 1: a problem, or refused.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from topics_server.cli.backups.drill import drill
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import confirm, format_options, note, show_table, write_line
 from topics_server.values.errors import StorageError
@@ -24,7 +25,10 @@ _COLUMNS = ("backup", "made", "topics", "segments", "segment_bytes", "last_lsn",
 
 @click.group("backups", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """List, verify and prune the backups in a folder."""
+    """List, verify, try and prune the backups in a folder."""
+
+
+command.add_command(drill)
 
 
 @command.command("ls")

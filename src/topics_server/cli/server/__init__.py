@@ -1,6 +1,6 @@
 """The server's verb, its settings, and the offline tools.
 
-- `child`: a server as a child process, for `demo` and for fixtures.
+- `child`: a server as a child process, for `demo`, `torture`, drills and fixtures.
 - `completion`: `topics completion`: prints the completion script of a shell.
 - `config`: `topics config`: shows the settings and their sources, secrets masked.
 - `demo`: `topics demo`: a server with live example data.

@@ -1,7 +1,7 @@
 """A server as a child process, over one folder, until a block ends.
 
 The child gets none of the settings of this environment, which belong to another server. Used by
-`demo` and by the fixtures of `topics_server.testing`.
+`demo`, `torture`, `backups drill` and by the fixtures of `topics_server.testing`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,21 +23,15 @@ START_WITHIN_MS: Final = 60_000
 STOP_WITHIN_S: Final = 30.0
 
 
-@contextlib.contextmanager
-def child_server(
-    folder: Path, port: int, stop: threading.Event
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server on 127.0.0.1, ready unless `stop` was set, and its URL; stopped at the end.
-
-    Port 0 is any free one. Raises `Failure` with the end of the log if it does not start.
-    """
-    port_file, log = folder / "port", folder / "server.log"
+def spawned_server(folder: Path, port: int, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """The process of a server on 127.0.0.1, as it starts; `options` are further ones of `serve`."""
+    port_file = folder / "port"
     port_file.unlink(missing_ok=True)
-    words = ["serve", "--host", "127.0.0.1", "--port", str(port)]
+    words = ["serve", "--host", "127.0.0.1", "--port", str(port), *options]
     words += ["--data-dir", str(folder / "data"), "--port-file", str(port_file)]
     without = [word for name in Settings.model_fields for word in ("-u", variable(name))]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
+    with (folder / "server.log").open("wb") as output:
+        return subprocess.Popen(
             ["env", *without, sys.executable, "-m", "topics_server", *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -45,8 +39,24 @@ def child_server(
             # Ctrl-C is for the parent, which stops the server behind its own work.
             start_new_session=True,
         )
+
+
+@contextlib.contextmanager
+def child_server(
+    folder: Path,
+    port: int,
+    stop: threading.Event,
+    options: Sequence[str] = (),
+    *,
+    start_within_ms: int = START_WITHIN_MS,
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server on 127.0.0.1, ready unless `stop` was set, and its URL; stopped at the end.
+
+    Port 0 is any free one. Raises `Failure` with the end of the log if it does not start.
+    """
+    process = spawned_server(folder, port, options)
     try:
-        yield process, _url_of(process, port_file, log, stop)
+        yield process, _url_of(process, folder, stop, start_within_ms)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -57,10 +67,11 @@ def child_server(
 
 
 def _url_of(
-    process: subprocess.Popen[bytes], port_file: Path, log: Path, stop: threading.Event
+    process: subprocess.Popen[bytes], folder: Path, stop: threading.Event, start_within_ms: int
 ) -> str:
     """The URL of the server once it is ready."""
-    deadline_ms = monotonic_ms() + START_WITHIN_MS
+    port_file, log = folder / "port", folder / "server.log"
+    deadline_ms = monotonic_ms() + start_within_ms
     url = ""
     while not stop.wait(0.05):
         if process.poll() is not None or monotonic_ms() > deadline_ms:
