@@ -198,6 +198,12 @@ class Settings(BaseSettings):
         4, 0, U64_MAX, "newest segments of a topic kept hot; 0 = off"
     )
     hot_retain_bytes: Number = number(0, 0, U64_MAX, "newest bytes of a topic kept hot; 0 = off")
+    scrub_mib_per_second: Number = number(
+        8, 0, 100_000, "most MiB/s that the check of sealed segments reads; 0 = off"
+    )
+    scrub_pass_ms: Number = number(
+        7 * _DAY_MS, 1000, 365 * _DAY_MS, "time in which that check reads every segment once"
+    )
 
     # who may call
     # A key of digits is valid JSON, and still a key.

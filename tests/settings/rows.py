@@ -62,6 +62,12 @@ ROWS: Final[dict[str, Row]] = {
     "segment_max_age_ms": Row("-5", _EFFECTS + "test_a_segment_is_sealed_by_count_or_age"),
     "hot_retain_segments": Row("-1", _EFFECTS + "test_what_is_kept_hot_by_count_or_bytes"),
     "hot_retain_bytes": Row("1e9", _EFFECTS + "test_what_is_kept_hot_by_count_or_bytes"),
+    "scrub_mib_per_second": Row(
+        "-1", "settings/test_scrub.py::test_the_scrub_finds_damage_that_nobody_reads"
+    ),
+    "scrub_pass_ms": Row(
+        "999", "settings/test_scrub.py::test_the_scrub_finds_damage_that_nobody_reads"
+    ),
     "api_keys": Row("secret-1:x", _EFFECTS + "test_only_clients_with_a_key_get_access"),
     "api_keys_file": Row("missing", _EFFECTS + "test_keys_may_come_from_a_file"),
     "allow_insecure_no_auth": Row("maybe", _SETTINGS + "test_an_open_bind_may_be_insisted_on"),

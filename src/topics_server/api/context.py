@@ -55,6 +55,7 @@ from topics_server.runtime.metrics import (
     DiskFacts,
     RecoveryFacts,
     RouteFacts,
+    ScrubMetrics,
     ShardFacts,
 )
 from topics_server.streams.service import Streams
@@ -487,6 +488,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     sealing: Sealing | None = None
     backups: BackupsPort | None = None
     archiver: ArchivingPort | None = None
+    scrub: Callable[[], ScrubMetrics] | None = None
     phase: Phase = "replaying"
     started_ms: float = msgspec.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple

@@ -170,6 +170,10 @@ class SegmentsPort(Protocol):
         """*Blocking.* Rows (ascending) whose tag matches, dead ones included."""
         ...
 
+    def check_index(self, topic_id: int, segment_id: int) -> None:
+        """*Blocking.* Read a segment's index from the disk. Raises `StorageError` for damage."""
+        ...
+
     def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
         """*Blocking.* Set delete flags {segment id: rows}, in every tier's copy, and sync.
 

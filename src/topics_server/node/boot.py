@@ -17,6 +17,7 @@ from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.engine.background.checkpointer import Checkpointer
 from topics_server.engine.background.recovery import Recovery, Stop
+from topics_server.engine.background.scrub import Scrubber, ScrubRules
 from topics_server.engine.background.sealer import Sealer, SealingRules
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.router_pages import RouterPages
@@ -36,6 +37,7 @@ from topics_server.runtime.metrics import LatencyHistogram, RecoveryFacts, log
 from topics_server.streams.service import Streams
 from topics_server.values.entries import LEASES_ID
 from topics_server.values.errors import StorageError
+from topics_server.values.limits import MIB
 from topics_server.values.storage_types import ReplayStart
 from topics_server.views.build import ViewContext
 from topics_server.views.judge import RecoveredLogs, judge_files
@@ -328,6 +330,13 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         transfers=writers.transfers,
         checkpointer=writers.checkpointer,
         sealer=writers.sealer,
+        scrubber=Scrubber(
+            registry,
+            fetcher,
+            clock,
+            ScrubRules(settings.scrub_mib_per_second * MIB, settings.scrub_pass_ms),
+            lambda: writers.sealer.is_working,
+        ),
         store=store,
         sessions=writers.sessions,
         fanout=Fanout(

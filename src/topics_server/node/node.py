@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.scrub import Scrubber
 from topics_server.engine.background.sealer import Sealer
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline
@@ -52,6 +53,7 @@ class Node:
     transfers: Transfers
     checkpointer: Checkpointer
     sealer: Sealer
+    scrubber: Scrubber
     store: Store
     sessions: WatchSessions
     fanout: Fanout
@@ -118,6 +120,7 @@ class Node:
         state.reasons = self._reasons
         state.backups = self.backups
         state.archiver = self.archiver
+        state.scrub = self.scrubber.metrics
         if state.phase == "replaying":
             state.enter("ready")
 
@@ -136,6 +139,7 @@ class Node:
         )
         self._spawn(ground.space.watch(self._note_space))
         self._spawn(self.streams.run())
+        self._spawn(self.scrubber.run())
         if self.backups is not None:
             self._spawn(self.backups.find_newest())
         if self.archiver is not None:

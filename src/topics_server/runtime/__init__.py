@@ -2,7 +2,7 @@
 
 - `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
 - `archive_url`: the URL of an archive: which kind of store, and where in it.
-- `backup_metrics`: the rows of the metrics of backups and of the continuous archive.
+- `backup_metrics`: the rows of the metrics of backups, of the archive and of the scrub.
 - `clock`: the clock: wall time, monotonic time, random ids.
 - `garbage_collector`: schedules Python's garbage collector so that no loop turn is long.
 - `helper_process`: the life of a helper process: start, requests, time limit, end.

@@ -1,4 +1,4 @@
-"""The rows of the metrics of backups and of the continuous archive.
+"""The rows of the metrics of backups, of the archive, and of the scrub.
 
 Called by `metric_table`.
 """
@@ -96,5 +96,37 @@ ARCHIVE_ROWS: Final = (
         "topics_archive_stopped",
         "1: nothing is archived until the server is started with an archive of its own.",
         lambda archive: archive.stopped,
+    ),
+)
+SCRUB_ROWS: Final = (
+    MetricRow(
+        "counter",
+        "topics_scrub_bytes",
+        "Bytes of sealed segments that the scrub has read since the server started.",
+        lambda scrub: scrub.bytes,
+    ),
+    MetricRow(
+        "counter",
+        "topics_scrub_passes",
+        "Whole passes of the scrub since the server started.",
+        lambda scrub: scrub.passes,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_scrub_last_pass_timestamp_ms",
+        "When the last whole pass ended, ms since the epoch; 0: none has since the start.",
+        lambda scrub: scrub.last_pass_ts_ms,
+    ),
+    MetricRow(
+        "counter",
+        "topics_scrub_damaged_records",
+        "Records that the scrub found damaged since the server started.",
+        lambda scrub: scrub.damaged_records,
+    ),
+    MetricRow(
+        "counter",
+        "topics_scrub_failures",
+        "Segments that the scrub could not read, or whose index is damaged.",
+        lambda scrub: scrub.failures,
     ),
 )

@@ -282,6 +282,19 @@ class ArchiveMetrics(msgspec.Struct, frozen=True, kw_only=True):
     stopped: int
 
 
+class ScrubMetrics(msgspec.Struct, frozen=True):
+    """What the scrub of sealed segments has read and found since the start.
+
+    `last_pass_ts_ms`: when the last whole pass ended, 0 if none has.
+    """
+
+    bytes: int
+    passes: int
+    last_pass_ts_ms: int
+    damaged_records: int
+    failures: int
+
+
 class Facts(msgspec.Struct, frozen=True):
     """Everything one scrape shows."""
 
@@ -305,3 +318,4 @@ class Facts(msgspec.Struct, frozen=True):
     log_lines_dropped: int | None = None
     backups: BackupMetrics | None = None
     archive: ArchiveMetrics | None = None
+    scrub: ScrubMetrics | None = None

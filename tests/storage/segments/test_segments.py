@@ -402,6 +402,24 @@ def test_a_damaged_index_is_made_again_from_its_records(offset: int) -> None:
     assert disk.reopen().content(path) == good
 
 
+def test_an_index_that_is_damaged_while_it_is_mapped_is_found() -> None:
+    disk = empty_disk()
+    segments = two_segments(disk)
+    for segment_id in (1, 2, 3):  # there is no segment 3
+        segments.check_index(TOPIC, segment_id)
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.idx", 200)
+    segments.check_index(TOPIC, 2)
+    with pytest.raises(StorageError):
+        segments.check_index(TOPIC, 1)
+    segments.relocate(TOPIC, 2, sample_facts())
+    segments.check_index(TOPIC, 2)
+    disk.corrupt(f"{COLD_FOLDER}/0000000002.idx", 200)
+    with pytest.raises(StorageError):
+        segments.check_index(TOPIC, 2)
+    segments.drop(TOPIC, [1, 2], sample_facts())
+    segments.check_index(TOPIC, 1)
+
+
 def test_an_index_and_a_record_damaged_cost_that_record_only() -> None:
     disk = empty_disk()
     two_segments(disk)

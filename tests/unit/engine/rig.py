@@ -183,6 +183,7 @@ class ListSegments:
         self.events: list[str] = []
         self.fault: StorageError | None = None
         self.damaged: dict[tuple[int, int], tuple[int, int]] = {}
+        self.damaged_indexes: set[tuple[int, int]] = set()
         self.reads = 0
         # Called once, in the middle of the next job: events on the loop meanwhile.
         self.meanwhile: Callable[[], None] | None = None
@@ -233,6 +234,11 @@ class ListSegments:
         rows = self._index(topic_id, segment_id).tag_rows(match)
         self._step(f"find {segment_id}")
         return rows
+
+    def check_index(self, topic_id: int, segment_id: int) -> None:
+        self._index(topic_id, segment_id)
+        if (topic_id, segment_id) in self.damaged_indexes:
+            raise StorageError("fails its check")
 
     def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
         self._step(f"flip {sorted(rows)}")

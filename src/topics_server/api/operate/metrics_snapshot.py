@@ -72,6 +72,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         log_lines_dropped=_asked(state.log_lines_dropped),
         backups=None if state.backups is None else state.backups.metrics(),
         archive=None if state.archiver is None else state.archiver.metrics(),
+        scrub=_asked(state.scrub),
     )
 
 

@@ -6,6 +6,7 @@
 - `epochs`: keeps the epochs of dropped names in the snapshot.
 - `large_appends`: decodes large appends one at a time in the helper process.
 - `recovery`: the boot sequence: restore, replay, judge, make durable.
+- `scrub`: reads every sealed record from time to time, to find damage.
 - `seal_plan`: plans which runs to seal, move to the cold folder or drop.
 - `sealer`: background jobs on sealed data: expire, seal, flip, relocate, drop.
 """

@@ -106,6 +106,11 @@ class Sealer:
         commits.tail_observers.append(self.observe)
         commits.watched_tail_records = rules.max_records
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a topic has work now."""
+        return bool(self._due or self._dropped) or self._one_job.locked()
+
     # --- who has work -------------------------------------------------------------------
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:

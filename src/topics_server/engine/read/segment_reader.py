@@ -138,6 +138,38 @@ class Fetcher:
                 self._keep(topic_id, fetch, block)
                 return block
 
+    async def check(self, topic: Topic, segment_id: int, first_row: int, end_row: int) -> int:
+        """Read rows as for a reader, for the scrub; returns how many records were found lost.
+
+        Raises `StorageError` when a segment that is still listed cannot be read.
+        """
+        unwanted: list[tuple[int, int]] = []
+        lost = topic.log.damaged_records
+        at = topic.topic_id, segment_id, first_row
+        while segment_id in topic.log.segment_ids():
+            try:
+                await self._offload.run(partial(self._segments.read, *at, end_row, tuple(unwanted)))
+            except Damaged as damage:
+                self._note_damage(topic, segment_id, damage)
+                unwanted += damage.ranges
+            except StorageError:
+                if segment_id in topic.log.segment_ids():
+                    raise
+            else:
+                break
+        return topic.log.damaged_records - lost
+
+    async def check_index(self, topic: Topic, segment_id: int) -> bool:
+        """Compare a segment's index on disk with its checksum; returns whether it is damaged."""
+        try:
+            await self._offload.run(partial(self._segments.check_index, topic.topic_id, segment_id))
+        except StorageError as error:
+            if segment_id not in topic.log.segment_ids():
+                return False
+            log.error("topic %s: the index of segment %d: %s", topic.name, segment_id, error)
+            return True
+        return False
+
     def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:
         """Whether the damage changes the page."""
         if segment_id not in topic.log.segment_ids():

@@ -34,7 +34,7 @@ from topics_server.wal.format.manifest import COLD, HOT, SegmentEntry
 from topics_server.wal.format.segment import DEAD, damaged_flags
 from topics_server.wal.fs import Fs
 from topics_server.wal.segments.file_handles import FileHandles
-from topics_server.wal.segments.files import Tiers, copy_to_temp, entry_of, flags_of
+from topics_server.wal.segments.files import Tiers, copy_to_temp, entry_of, flags_of, load_index
 from topics_server.wal.segments.flags import digest_of
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
@@ -174,6 +174,25 @@ class SealedSegments:
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
         """See `ports.Segments.find_tags`; rows that were dead when packed are not found."""
         return self._topic(topic_id).index(segment_id).rows_of(match)
+
+    def check_index(self, topic_id: int, segment_id: int) -> None:
+        """See `ports.Segments.check_index`.
+
+        A segment that was dropped meanwhile is skipped, and so is one whose index is in memory
+        alone: its file is known as damaged.
+        """
+        topic = self._topic(topic_id)
+        entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
+        if entry is None or index is None or index.is_held:
+            return
+        path, _ = self._tiers.paths(entry.tier, topic_id, segment_id)
+        try:
+            load_index(self._fs, path, topic_id, entry, verify=True)
+        except StorageError:
+            moved = topic.entries.get(segment_id)
+            if moved is not None and moved.tier == entry.tier:
+                raise
+            # Dropped, or on its way to the cold folder: the next pass reads it there.
 
     # -- changing --------------------------------------------------------------------------
 

@@ -1,0 +1,174 @@
+"""Reads every sealed record from time to time, so that damage is found before a reader needs it.
+
+A pass goes over all topics and segments; it takes about `pass_ms`, at the pace that the size of the
+store asks for, and never more than `max_bytes_per_s`. A range of rows is read off the loop as for a
+reader, and damage counts as if a reader had found it: the range is a hole, readers get a tombstone,
+state and metrics show it. The index of a segment is compared with its checksum, too. The scrub
+waits while the sealer has work. It keeps no state on the disk: after a start a pass begins at a
+topic that the time of the start chooses, so that a server that restarts often reaches all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from topics_server.engine.log.runs import SealedRun
+from topics_server.engine.ports import Clock
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
+from topics_server.runtime.metrics import ScrubMetrics, log
+from topics_server.values.errors import StorageError
+from topics_server.values.limits import BLOCK_RECORDS_MAX, MIB
+
+# A range that is read at once ends at the first of these bounds; it has one record at least.
+RANGE_BYTES: Final = MIB
+RANGE_RECORDS: Final = 4 * BLOCK_RECORDS_MAX
+# Bytes of a record in the files besides its payload: header, columns, flag.
+_RECORD_OVERHEAD: Final = 64
+# The pause while the sealer works, and the longest sleep before the store is looked at again.
+_BUSY_S: Final = 1.0
+_LOOK_S: Final = 60.0
+
+
+class SealedReads(Protocol):
+    """What reads sealed records for the scrub; `engine.read.segment_reader.Fetcher`."""
+
+    async def check(self, topic: Topic, segment_id: int, first_row: int, end_row: int) -> int:
+        """Read rows and note damage; returns how many records were found lost."""
+        ...
+
+    async def check_index(self, topic: Topic, segment_id: int) -> bool:
+        """Compare the index on disk with its checksum; returns whether it is damaged."""
+        ...
+
+    def disk_bytes(self, topic_id: int) -> int:
+        """Bytes of the topic's sealed files."""
+        ...
+
+
+class ScrubRules(msgspec.Struct, frozen=True):
+    """How fast: a pass in `pass_ms`, at most so many bytes a second; 0: no scrub."""
+
+    max_bytes_per_s: int
+    pass_ms: int
+
+
+class Scrubber:
+    """See the module."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        reads: SealedReads,
+        clock: Clock,
+        rules: ScrubRules,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        """`is_busy`: whether other background work uses the disk."""
+        self._registry = registry
+        self._reads = reads
+        self._clock = clock
+        self._rules = rules
+        self._is_busy = is_busy
+        self._bytes = 0
+        self._passes = 0
+        self._last_pass_ts_ms = 0
+        self._damaged_records = 0
+        self._failures = 0
+        # Bytes a second in this pass, and when the next range is due.
+        self._pace = 0.0
+        self._due_ms = 0.0
+
+    def metrics(self) -> ScrubMetrics:
+        """Facts for a scrape."""
+        return ScrubMetrics(
+            self._bytes,
+            self._passes,
+            self._last_pass_ts_ms,
+            self._damaged_records,
+            self._failures,
+        )
+
+    async def run(self) -> None:
+        """Scrub until cancelled."""
+        if not self._rules.max_bytes_per_s:
+            return
+        begin_at = self._clock.now_ms()
+        while True:
+            total = sum(self._reads.disk_bytes(topic.topic_id) for topic in self._registry)
+            if not total:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            self._pace = self._pace_of(total)
+            self._due_ms = self._clock.monotonic_ms()
+            await self._pass(begin_at)
+            begin_at = 0
+
+    def _pace_of(self, total_bytes: int) -> float:
+        """Bytes a second."""
+        return min(self._rules.max_bytes_per_s, total_bytes * 1000 / self._rules.pass_ms)
+
+    async def _pass(self, begin_at: int) -> None:
+        """Visit every topic once; one that is made meanwhile waits for the next pass."""
+        topics = sorted(self._registry, key=lambda topic: topic.topic_id)
+        first = begin_at % len(topics) if topics else 0
+        read_before = self._bytes
+        for topic in topics[first:] + topics[:first]:
+            # Runs that are sealed or dropped meanwhile are left to the next pass.
+            for run in list(topic.log.sealed()):
+                if self._registry.get(topic.topic_id) is topic:
+                    await self._segment(topic, run)
+        if self._bytes > read_before:
+            self._passes += 1
+            self._last_pass_ts_ms = self._clock.now_ms()
+        else:
+            await asyncio.sleep(_LOOK_S)
+
+    async def _segment(self, topic: Topic, run: SealedRun) -> None:
+        index, count = run.index, len(run.dead)
+        first = 0
+        try:
+            while first < count:
+                end, size = _range(run, first)
+                await self._wait(size)
+                if run.segment_id not in topic.log.segment_ids():
+                    return  # dropped meanwhile
+                found = await self._reads.check(topic, index.segment_id, first, end)
+                self._damaged_records += found
+                self._bytes += size
+                first = end
+            if await self._reads.check_index(topic, index.segment_id):
+                self._failures += 1
+        except StorageError as error:
+            # A file that is missing or cannot be read: a reader gets the same error.
+            self._failures += 1
+            log.error("scrub: segment %d of topic %s: %s", run.segment_id, topic.name, error)
+
+    async def _wait(self, size: int) -> None:
+        """Wait until a range of this size is due, and until the disk is free for it."""
+        self._due_ms = max(self._due_ms, self._clock.monotonic_ms() - 1000)
+        self._due_ms += size * 1000 / self._pace
+        while True:
+            left_s = (self._due_ms - self._clock.monotonic_ms()) / 1000
+            if left_s <= 0:
+                if not self._is_busy():
+                    return
+                left_s = _BUSY_S
+            await asyncio.sleep(min(left_s, _LOOK_S))
+
+
+def _range(run: SealedRun, first: int) -> tuple[int, int]:
+    """The end of the range that begins at a row, and its bytes, about."""
+    most = min(len(run.dead), first + RANGE_RECORDS)
+    end, size = first + 1, run.index.record_bytes(first) + _RECORD_OVERHEAD
+    while end < most:
+        more = run.index.record_bytes(end) + _RECORD_OVERHEAD
+        if size + more > RANGE_BYTES:
+            break
+        size += more
+        end += 1
+    return end, size
