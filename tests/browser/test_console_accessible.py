@@ -119,6 +119,7 @@ def test_axe_finds_what_is_wrong(browser: Browser, server: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_panel_has_a_serious_finding(browser: Browser, server: Server) -> None:
     set_up(server)
     problems: dict[str, list[Any]] = {}
@@ -141,6 +142,7 @@ def test_no_panel_has_a_serious_finding(browser: Browser, server: Server) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_dialog_has_a_serious_finding(browser: Browser, server: Server) -> None:
     set_up(server)
     problems: dict[str, list[Any]] = {}
