@@ -5,7 +5,7 @@
 - `definition`: checks a view definition before anything runs it.
 - `judge`: removes files that reflect what their topics lost, before the server is ready.
 - `messages`: what the server and its view processes say to each other.
-- `pacing`: spaces the batches of views that nobody waits for.
+- `pacing`: how many records a batch has, and how long a view rests behind one.
 - `pieces`: the records of a page as the apply process gets them.
 - `processes`: the helper processes of views, seen from the server.
 - `service`: the view service: define, query, follow, rebuild, delete.

@@ -43,16 +43,10 @@ from topics_server.views.messages import (
     SqlRefused,
     Unreadable,
 )
-from topics_server.views.pacing import Pacer
+from topics_server.views.pacing import BatchSize, Pacer
 from topics_server.views.pieces import pieces_of
 from topics_server.views.processes import Applying, ProcessDied
 
-# Records of a batch: first so many, then as many as one transaction applies in good time.
-PAGE_RECORDS: Final = 2_000
-_RECORDS_MIN: Final = 250
-_RECORDS_MAX: Final = 8_000
-_FAST_MS: Final = 15.0
-_SLOW_MS: Final = 60.0
 _PAGE_BYTES: Final = 2 * MIB
 _RETRY_S: Final = 1.0
 # Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
@@ -146,7 +140,7 @@ class Build:
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         self._lsn = 0
-        self._limit = PAGE_RECORDS
+        self._size = BatchSize()
         self._needs_payloads = True
 
     # -- its life --------------------------------------------------------------------------
@@ -290,7 +284,7 @@ class Build:
         if topic is None or topic.staging.has_drop:
             return self._lose_topic()
         # A read that waits would pass deleted records and not return with that news.
-        request = ReadRequest(self.processed_seq, self._limit, _PAGE_BYTES)
+        request = ReadRequest(self.processed_seq, self._size.records, _PAGE_BYTES)
         try:
             page = await self._store.read(self._name, request)
         except TopicsError as error:
@@ -332,7 +326,7 @@ class Build:
                 self.failure = None
                 self.bytes = answer.bytes
                 self.applied_total += batch.count
-                self._fit_batches(batch.count, answer.ms)
+                self._size.note(batch.count, answer.ms)
                 self._move(answer.processed_seq, batch.known_from_seq)
                 return
             if isinstance(answer, FailedAt):
@@ -419,13 +413,6 @@ class Build:
             count=sum(len(piece.rows) for piece in page.pieces),
             pieces=pieces_of(page, with_payloads=self._needs_payloads),
         )
-
-    def _fit_batches(self, count: int, ms: float) -> None:
-        """Read pages that take as long as others who wait for the process can bear."""
-        if ms > _SLOW_MS:
-            self._limit = max(_RECORDS_MIN, self._limit // 2)
-        elif ms < _FAST_MS and count >= self._limit:
-            self._limit = min(_RECORDS_MAX, self._limit * 2)
 
 
 class _Over(Exception):

@@ -1,4 +1,4 @@
-"""`pacing`: views that nobody waits for share a bounded number of batches a second."""
+"""`pacing`: views share a bounded number of batches a second, and a batch has a bounded time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 
 import pytest
 
-from topics_server.views.pacing import PAUSE_S, Pacer
+from topics_server.views.pacing import PAUSE_S, BatchSize, Pacer
 
 
 def _batches(views: int, seconds: float) -> list[int]:
@@ -37,3 +37,26 @@ def test_all_views_together_make_400_batches_a_second(views: int) -> None:
 def test_a_view_never_rests_longer_than_a_quarter_of_a_second() -> None:
     pacer = Pacer()
     assert max(pacer.pause_s(1.0) for _ in range(1_000)) == pytest.approx(0.25)
+
+
+def _settled(us_a_record: float, waiting: int) -> list[int]:
+    """The sizes of 20 batches; so many records wait each time."""
+    size, sizes = BatchSize(), []
+    for _ in range(20):
+        count = min(waiting, size.records)
+        sizes.append(count)
+        size.note(count, count * us_a_record / 1000)
+    return sizes
+
+
+def test_batches_grow_while_records_wait_and_apply_is_fast() -> None:
+    assert _settled(2.0, 100_000)[-1] == 8_000
+    assert _settled(2.0, 500) == [500] * 20
+
+
+@pytest.mark.parametrize("us_a_record", [6.0, 20.0, 200.0])
+def test_a_batch_takes_no_longer_than_others_can_bear(us_a_record: float) -> None:
+    """Records that take 10 ms each come in the smallest batches, which have a time of their own."""
+    last = _settled(us_a_record, 100_000)[-1]
+    assert last * us_a_record / 1000 <= 60
+    assert _settled(10_000.0, 100_000)[-1] == 250
