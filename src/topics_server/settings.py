@@ -152,8 +152,9 @@ class Settings(BaseSettings):
     )
     archive_url: Annotated[str | None, BeforeValidator(archive_setting)] = other(
         None,
-        "file:/// and an absolute path, without a user, a query or a fragment",
-        "where the continuous archive lies, on another disk",
+        "file:/// and an absolute path, or s3://, gs:// or az://, a bucket and a prefix; no user, "
+        "no query, no fragment",
+        "where the continuous archive lies: another disk, a bucket",
     )
     archive_journal_bytes: Number = number(
         1024 * MIB, 0, U64_MAX, "journal kept while the archive is behind; beyond it a gap begins"

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from topics_server.archive.backup import BackupStopped, BackupWriter
 from topics_server.archive.continuous.format import PART_BYTES, base_folder, base_name, digest_of
-from topics_server.archive.continuous.opening import open_archive
+from topics_server.archive.continuous.places.opening import open_archive
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore
 from topics_server.archive.continuous.position import note_gap
-from topics_server.archive.continuous.shared_folder import ArchiveStore
 from topics_server.archive.continuous.shipper import (
     ArchiveShipper,
     ArchiveTaken,
@@ -241,7 +241,13 @@ class Archiver:
     def _open_named(self) -> ArchiveStore:
         """*Blocking.*"""
         rate = self._ground.settings.archive_rate_bytes
-        return open_archive(self._ground.fs, self._url, bytes_per_s=rate)
+        return open_archive(
+            self._ground.fs,
+            self._url,
+            bytes_per_s=rate,
+            holder=self._ground.directory.store_id,
+            is_ending=lambda: self._is_closing,
+        )
 
     # -- parts ---------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class Ground:
             # Before a new data directory is made where the disk of the old one is not mounted.
             judge_before_start(fs, cold_dir, str(settings.data_dir))
         if settings.archive_url is not None:
-            from topics_server.archive.continuous.opening import refuse_place
+            from topics_server.archive.continuous.places.opening import refuse_place
 
             refuse_place(fs, settings.archive_url, str(settings.data_dir), cold_dir)
         directory = Directory.open(

@@ -13,8 +13,8 @@ from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, Json, eventually, good
 from tests.contract.operation.test_restored import filled
 from topics_server.archive.continuous.history import ArchiveHistory
+from topics_server.archive.continuous.places.shared_folder import SharedFolder
 from topics_server.archive.continuous.restoring import restore_moment
-from topics_server.archive.continuous.shared_folder import SharedFolder
 from topics_server.archive.continuous.verifying import verify_archive
 from topics_server.wal.fs import OsFs
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.contract.driver import Api, Server, eventually, good
 from topics_server.archive.continuous.history import ArchiveHistory
+from topics_server.archive.continuous.places.shared_folder import SharedFolder
 from topics_server.archive.continuous.restoring import restore_moment
-from topics_server.archive.continuous.shared_folder import SharedFolder
 from topics_server.archive.continuous.verifying import verify_archive
 from topics_server.wal.fs import OsFs
 

@@ -19,9 +19,9 @@ from tests.model.backups.backed_up import BackedUp
 from tests.model.world import SMALL
 from topics_server.archive.continuous.history import ArchiveHistory
 from topics_server.archive.continuous.moments import Moments, RestorePoint
+from topics_server.archive.continuous.places.retrying import RetryingStore
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore, SharedFolder
 from topics_server.archive.continuous.restoring import RestoredMoment, restore_moment
-from topics_server.archive.continuous.retrying import RetryingStore
-from topics_server.archive.continuous.shared_folder import ArchiveStore, SharedFolder
 from topics_server.archive.continuous.verifying import VerifiedArchive, verify_archive
 from topics_server.node import archiver as archiver_module
 from topics_server.node.archiver import Archiver
@@ -198,7 +198,7 @@ def patient(store: ArchiveStore) -> ArchiveStore:
 def inject(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[ArchiveStore], ArchiveStore]) -> None:
     """Let archivers that are started from now on use a wrapped store."""
 
-    def opened(fs: Fs, url: str, *, bytes_per_s: int = 0) -> ArchiveStore:
+    def opened(fs: Fs, url: str, **how: object) -> ArchiveStore:
         return wrap(SharedFolder.open(fs, ARCHIVE))
 
     monkeypatch.setattr(archiver_module, "open_archive", opened)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.model.archive.archived import ARCHIVE, Archived, inject
-from topics_server.archive.continuous.shared_folder import ArchiveStore, SharedFolder
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore, SharedFolder
 from topics_server.wal.fs import Buffer
 
 

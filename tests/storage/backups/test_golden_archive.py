@@ -17,8 +17,8 @@ from tests.vectors.stored import VECTORS
 from topics_server.archive.continuous.bases import ArchiveBases
 from topics_server.archive.continuous.history import ArchiveHistory
 from topics_server.archive.continuous.moments import Moments, RestorePoint
+from topics_server.archive.continuous.places.shared_folder import SharedFolder
 from topics_server.archive.continuous.restoring import restore_moment
-from topics_server.archive.continuous.shared_folder import SharedFolder
 from topics_server.archive.continuous.verifying import verify_archive
 from topics_server.wal.fs import OsFs
 from topics_server.wal.tools.dump import verify

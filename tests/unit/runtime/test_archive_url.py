@@ -21,11 +21,32 @@ def test_a_folder_is_named_by_its_path(text: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("gs://bucket/a/b=1/", "gs://bucket/a/b=1"),
+        ("az://container/prefix", "az://container/prefix"),
+    ],
+)
+def test_an_object_store_is_named_by_bucket_and_prefix(text: str, named: str) -> None:
+    assert parse_archive_url(text) == (text[:2], "", named)
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", "scheme"),
         ("/mnt/archive", "scheme"),
         ("ftp://host/archive", "scheme"),
+        ("s3://", "bucket"),
+        ("s3:///prefix", "bucket"),
+        ("s3://bucket:80/prefix", "bucket"),
+        ("s3://bucket/a/../b", "plain characters"),
+        ("s3://bucket/a//b", "plain characters"),
+        ("s3://bucket/a%20b", "plain characters"),
+        ("s3://user:secret@bucket/prefix", "credentials"),
+        ("gs://bucket/prefix?token=secret", "credentials"),
         ("file://host/archive", "absolute path"),
         ("file:archive", "absolute path"),
         ("file:///", "root folder"),

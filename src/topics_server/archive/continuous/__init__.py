@@ -10,12 +10,10 @@ objects.
 - `history`: reads an archive: parts, moments, and where they are contiguous.
 - `journal_tail`: reads the newest synced entries of a running server's journal.
 - `moments`: the moments that can be restored, and the cut that a restore asks for.
-- `opening`: opens the store that a URL names.
+- `places/`: where an archive may lie: a folder, a bucket of an object store.
 - `position`: the file in the data directory that says how far the archive is.
 - `prune`: removes bases and parts that no rule keeps.
 - `restoring`: makes a data directory as of a moment.
-- `retrying`: an archive whose calls are tried again.
-- `shared_folder`: a folder that several servers may write to, none over another's object.
 - `shipper`: writes parts, one after the other.
 - `verifying`: reads a whole archive and names what is damaged.
 """

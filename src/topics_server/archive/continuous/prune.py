@@ -29,7 +29,7 @@ from topics_server.archive.continuous.format import (
     pruned_name,
 )
 from topics_server.archive.continuous.history import ArchiveHistory
-from topics_server.archive.continuous.shared_folder import ArchiveStore, put_same
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore, put_same
 from topics_server.archive.known import KnownBuilder
 from topics_server.archive.repository import remove_segments, segment_objects
 from topics_server.archive.retention import KeepRule, kept

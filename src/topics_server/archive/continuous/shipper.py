@@ -27,12 +27,12 @@ from topics_server.archive.continuous.format import (
 )
 from topics_server.archive.continuous.history import ArchiveHistory
 from topics_server.archive.continuous.journal_tail import JournalTail
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore, is_lock, put_same
 from topics_server.archive.continuous.position import (
     ArchivePosition,
     read_position,
     write_position,
 )
-from topics_server.archive.continuous.shared_folder import ArchiveStore, is_lock, put_same
 from topics_server.archive.format import encode_json
 from topics_server.archive.known import KnownBuilder
 from topics_server.archive.object_store import read_whole

@@ -18,7 +18,7 @@ from topics_server.values.errors import StorageError
 if TYPE_CHECKING:
     from topics_server.archive.continuous.bases import ArchiveBase
     from topics_server.archive.continuous.history import ArchiveHistory
-    from topics_server.archive.continuous.shared_folder import ArchiveStore
+    from topics_server.archive.continuous.places.shared_folder import ArchiveStore
 
 _COLUMNS = ("base", "made", "last_lsn", "topics", "segments", "segment_bytes", "until", "until_lsn")
 _URL = click.argument("url", metavar="URL")
@@ -139,14 +139,17 @@ def prune(url: str, keep: str, skipped: tuple[int, ...], yes: bool, as_json: boo
 
 def opened(url: str) -> ArchiveStore:
     """The archive at a URL. Raises `Failure` for another place."""
-    from topics_server.archive.continuous.opening import open_archive
+    from topics_server.archive.continuous.places.opening import open_archive
     from topics_server.archive.continuous.verifying import owner_of
     from topics_server.wal.fs import OsFs
 
     try:
         parse_archive_url(url)
     except ValueError as error:
-        raise click.UsageError(f"URL: {error}; allowed is file:/// and an absolute path") from None
+        raise click.UsageError(
+            f"URL: {error}; allowed are file:/// and an absolute path, or s3://, "
+            "gs:// or az://, a bucket and a prefix"
+        ) from None
     try:
         store = open_archive(OsFs(), url)
         owner_of(store)

@@ -1,8 +1,8 @@
 """An archive whose calls are tried again: a distant store fails now and then.
 
-A put that failed may have succeeded. So after a failure, an object that is there with the content
-that was put counts as put; with another content it does not. An object is held in memory while it
-is put: segments are the largest. Called by `opening` and by tests.
+A put that failed may have succeeded, and the client of a store tries again by itself. So an object
+that is there with the content that was put counts as put; with another content it does not. An
+object is held in memory while it is put: segments are the largest. Called by `opening`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
-from topics_server.archive.continuous.shared_folder import ArchiveStore
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore
 from topics_server.runtime.clock import pause
 from topics_server.values.errors import NotThere, StartRefused, StorageError
 from topics_server.wal.fs import Buffer, Lock
@@ -22,11 +22,20 @@ T = TypeVar("T")
 
 
 class RetryingStore:
-    """See the module. `wait`: called with the seconds before the next try."""
+    """See the module. `wait`: called with the seconds before the next try.
 
-    def __init__(self, inner: ArchiveStore, wait: Callable[[float], None] = pause) -> None:
+    `is_ending`: asked from any thread; once it holds, no call is tried again.
+    """
+
+    def __init__(
+        self,
+        inner: ArchiveStore,
+        wait: Callable[[float], None] = pause,
+        is_ending: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._inner: Final = inner
         self._wait: Final = wait
+        self._is_ending: Final = is_ending
 
     def path_of(self, name: str) -> str:
         """See `ObjectStore`."""
@@ -34,19 +43,11 @@ class RetryingStore:
 
     def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
         """See `ObjectStore`."""
-        if self.size(name) is not None:
-            return False
         content = b"".join(pieces)
-        has_failed = False
 
         def put() -> bool:
-            nonlocal has_failed
-            try:
-                is_put = self._inner.put_if_absent(name, [content])
-            except StorageError:
-                has_failed = True
-                raise
-            return is_put or (has_failed and b"".join(self._inner.read(name)) == content)
+            is_put = self._inner.put_if_absent(name, [content])
+            return is_put or b"".join(self._inner.read(name)) == content
 
         return self._try(put)
 
@@ -90,5 +91,7 @@ class RetryingStore:
             except (NotThere, StartRefused):
                 raise
             except StorageError:
+                if self._is_ending():
+                    raise
                 self._wait(_PAUSE_S * 2**attempt)
         return call()

@@ -1,0 +1,190 @@
+"""A bucket of an object store, through obstore, which is an optional package.
+
+Objects are put with the store's own "only if absent". Credentials come from the environment of the
+store's convention (AWS_..., GOOGLE_..., AZURE_...); no message repeats a query, where some stores
+carry them. The lock of the bases is an object: a server takes its own lock again after a kill, that
+of another is left alone until somebody removes it. Called by `opening`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from topics_server.runtime.clock import now_ms, pause, random_hex
+from topics_server.values.errors import NotThere, StartRefused, StorageError
+from topics_server.values.limits import MIB
+from topics_server.wal.fs import Buffer, Lock
+
+PACKAGE: Final = "obstore"
+_LOCK: Final = "LOCK"
+# A request ends after 30 seconds; `retrying` tries again, unless the server stops.
+_RETRY: Final = {"max_retries": 1}
+# What may hold a signature, and the rest of its word.
+_QUERY: Final = re.compile(r"\?\S+")
+_REASON_MAX: Final = 300
+
+T = TypeVar("T")
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    """The content of the lock: whose it is, and since when, ms since the epoch."""
+
+    holder: str
+    since_ts: int
+
+
+def is_installed() -> bool:
+    """Whether object stores can be used at all."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def open_cloud(url: str, holder: str, bytes_per_s: int) -> CloudStore:
+    """*Blocking.* The bucket that a URL names. Raises `StartRefused` without obstore.
+
+    `holder`: names the server whose lock survives a kill; empty: of a verb of the command line.
+    """
+    if not is_installed():
+        raise StartRefused(
+            f"this kind of archive needs the package {PACKAGE}: pip install {PACKAGE}"
+        )
+    api = importlib.import_module(PACKAGE)
+    errors = importlib.import_module(f"{PACKAGE}.exceptions")
+    from_url = importlib.import_module(f"{PACKAGE}.store").from_url
+    try:
+        opened = from_url(url, retry_config=_RETRY)
+    except (errors.BaseError, OSError, ValueError) as error:
+        raise StorageError(_reason_of(error), url) from None
+    return CloudStore(url, api, errors, opened, holder or random_hex(16), bytes_per_s)
+
+
+class CloudStore:
+    """Objects of a bucket, below the prefix of the URL. Safe to call from several threads."""
+
+    def __init__(
+        self, url: str, api: Any, errors: Any, bucket: Any, holder: str, bytes_per_s: int
+    ) -> None:
+        """`api`, `errors`: the modules `obstore` and `obstore.exceptions`."""
+        self._url: Final = url.rstrip("/")
+        self._api: Final = api
+        self._errors: Final = errors
+        self._failures: Final = (errors.BaseError, OSError, ValueError)
+        self._bucket: Final = bucket
+        self._holder: Final = holder
+        self._bytes_per_s: Final = bytes_per_s
+
+    def path_of(self, name: str) -> str:
+        """See `ObjectStore`."""
+        return f"{self._url}/{name}"
+
+    def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
+        """See `ObjectStore`. The object is in memory while it is put."""
+        content = b"".join(pieces)
+        try:
+            self._api.put(self._bucket, name, content, mode="create")
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+            return False
+        except self._failures as error:
+            raise self._error(error, name) from None
+        if self._bytes_per_s:
+            pause(len(content) / self._bytes_per_s)
+        return True
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `ObjectStore`."""
+        content = self._call(lambda: bytes(self._api.get(self._bucket, name).bytes()), name)
+        for at in range(0, len(content), MIB):
+            yield content[at : at + MIB]
+
+    def size(self, name: str) -> int | None:
+        """See `ObjectStore`."""
+        try:
+            return int(self._call(lambda: self._api.head(self._bucket, name), name)["size"])
+        except NotThere:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """See `ObjectStore`."""
+        found = self._call(
+            lambda: self._api.list_with_delimiter(self._bucket, folder or None), folder
+        )
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See `ObjectStore`: an object store shows no unfinished object."""
+
+    def delete(self, name: str) -> None:
+        """See `ObjectStore`."""
+        try:
+            self._call(lambda: self._api.delete(self._bucket, name), name)
+        except NotThere:
+            pass
+
+    def delete_folder(self, folder: str) -> None:
+        """See `ObjectStore`."""
+        for name in self.names(folder):
+            self.delete(f"{folder}/{name}")
+
+    def close(self) -> None:
+        """See `ObjectStore`."""
+
+    def lock_bases(self) -> Lock:
+        """See `ArchiveStore`."""
+        mark = msgspec.json.encode(_Holder(self._holder, now_ms()))
+        if not self.put_if_absent(_LOCK, [mark]):
+            found = self._read_lock()
+            if found is not None and found.holder != self._holder:
+                raise StartRefused(
+                    f"{found.holder} makes a base or a prune since {found.since_ts} ms. If it is "
+                    "dead, remove this object",
+                    self.path_of(_LOCK),
+                )
+        return _CloudLock(self)
+
+    def _read_lock(self) -> _Holder | None:
+        try:
+            return msgspec.json.decode(b"".join(self.read(_LOCK)), type=_Holder)
+        except NotThere:
+            raise StartRefused("was held a moment ago: try again", self.path_of(_LOCK)) from None
+        except msgspec.DecodeError:
+            raise StartRefused("is no lock of an archive", self.path_of(_LOCK)) from None
+
+    def _call(self, call: Callable[[], T], name: str) -> T:
+        try:
+            return call()
+        except self._failures as error:
+            raise self._error(error, name) from None
+
+    def _error(self, error: Exception, name: str) -> StorageError:
+        if isinstance(error, self._errors.NotFoundError | FileNotFoundError):
+            return NotThere("does not exist", self.path_of(name))
+        return StorageError(_reason_of(error), self.path_of(name))
+
+
+class _CloudLock:
+    """The lock of the bases."""
+
+    def __init__(self, store: CloudStore) -> None:
+        self._store = store
+        self._is_held = True
+
+    def release(self) -> None:
+        """See `Lock`. A lock that cannot be removed is taken again by its server."""
+        if self._is_held:
+            self._is_held = False
+            try:
+                self._store.delete(_LOCK)
+            except StorageError:
+                pass
+
+
+def _reason_of(error: Exception) -> str:
+    """The first line of an error, short, and without what may hold a signature."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _QUERY.sub("?...", lines[0])[:_REASON_MAX]

@@ -1,0 +1,48 @@
+"""Opens the place that the URL of an archive names.
+
+Called by `node/archiver`, `node/ground` and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topics_server.archive.continuous.places.cloud import PACKAGE, is_installed, open_cloud
+from topics_server.archive.continuous.places.retrying import RetryingStore
+from topics_server.archive.continuous.places.shared_folder import ArchiveStore, SharedFolder
+from topics_server.archive.folder_owner import refuse_same_place
+from topics_server.runtime.archive_url import FILE, parse_archive_url
+from topics_server.values.errors import StartRefused
+from topics_server.wal.fs import Fs
+
+
+def open_archive(
+    fs: Fs,
+    url: str,
+    *,
+    bytes_per_s: int = 0,
+    holder: str = "",
+    is_ending: Callable[[], bool] = lambda: False,
+) -> ArchiveStore:
+    """*Blocking.* The store of an archive. `bytes_per_s`: how fast it is written; 0: at any rate.
+
+    `holder`: the id of the store whose server this is; empty for others. `is_ending`: once it
+    holds, no call is tried again. Raises `StorageError` if it cannot be reached.
+    """
+    parsed = parse_archive_url(url)
+    if parsed.scheme != FILE:
+        return RetryingStore(open_cloud(parsed.text, holder, bytes_per_s), is_ending=is_ending)
+    store = SharedFolder.open(fs, parsed.path)
+    store.bytes_per_s = bytes_per_s
+    return store
+
+
+def refuse_place(fs: Fs, url: str, data_dir: str, cold_dir: str | None) -> None:
+    """*Blocking.* Refuse an archive in a folder of the store, and one that needs obstore."""
+    parsed = parse_archive_url(url)
+    if parsed.scheme == FILE:
+        refuse_same_place(fs, parsed.path, data_dir, cold_dir, "archive")
+    elif not is_installed():
+        raise StartRefused(
+            f"an archive in {parsed.scheme}:// needs the package {PACKAGE}: pip install {PACKAGE}"
+        )

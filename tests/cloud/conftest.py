@@ -1,0 +1,42 @@
+"""Archives in an object store, through obstore; collected only where that package is installed.
+
+`pip install obstore` installs it. The store is `tests/cloud/buckets.py`, or a real
+one that `TOPICS_TEST_S3` names (an endpoint without authentication, such as moto's server).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.cloud.buckets import Buckets
+from tests.contract.conftest import own
+
+__all__ = ["own"]
+
+if importlib.util.find_spec("obstore") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """What names the store, its region and its credentials, as the store's convention has it."""
+    endpoint = os.environ.get("TOPICS_TEST_S3", "")
+    buckets = None if endpoint else Buckets(failing=10)
+    if buckets is not None:
+        endpoint = buckets.start()
+    httpx.put(f"{endpoint}/archives")
+    yield {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "an-access-key",
+        "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-store",
+    }
+    if buckets is not None:
+        buckets.stop()
+        assert buckets.failed > 0
