@@ -181,8 +181,7 @@ def test_an_archive_in_the_data_directory_refuses_the_start(own: NewServer) -> N
     inside = server.data_dir / "archive"
     inside.mkdir(parents=True)
     other = own(TOPICS_DATA_DIR=str(server.data_dir), TOPICS_ARCHIVE_URL=f"file://{inside}")
-    (line,) = [line for line in other.refusal().splitlines() if " ERROR " in line]
-    assert "inside the other" in line
+    assert "inside the other" in other.refusal()
 
 
 def test_an_url_with_credentials_is_refused_and_not_repeated(own: NewServer) -> None:
