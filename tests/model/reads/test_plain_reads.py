@@ -295,7 +295,9 @@ def _records(pieces: list[Piece]) -> list[Rec]:
     return found
 
 
+@pytest.mark.timeout(0)
 def test_every_read_equals_a_choice_from_a_plain_list(request: pytest.FixtureRequest) -> None:
+    """`--read-seeds 300`: over 100,000 queries."""
     count = request.config.getoption("--read-seeds")
     runs = [PlainReads(seed) for seed in range(count)]
     for run in runs:

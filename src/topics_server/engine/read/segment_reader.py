@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from topics_server.engine.answers import Page
 from topics_server.engine.log.block_slices import slice_block
@@ -24,6 +25,9 @@ from topics_server.values.errors import Damaged, StorageError
 from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX, BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch
 from topics_server.values.storage_types import Offload
+
+# Blocks that one call of a thread reads; other calls have their turn in between.
+_READ_TOGETHER: Final = 64
 
 
 class Fetcher:
@@ -86,8 +90,9 @@ class Fetcher:
                 fetched[fetch] = block
             else:
                 missing.append(fetch)
-        if len(missing) > 1:
-            fetched |= await self._offload.run(partial(self._read_all, topic_id, missing))
+        for start in range(0, len(missing) if len(missing) > 1 else 0, _READ_TOGETHER):
+            together = missing[start : start + _READ_TOGETHER]
+            fetched |= await self._offload.run(partial(self._read_all, topic_id, together))
         for fetch in missing:
             block = fetched.get(fetch)
             if block is not None:
