@@ -148,8 +148,9 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     topic.journaled_seq = part.journaled_seq
     topic.last_write_ts = part.last_write_ts
     topic.last_read_ts = part.last_read_ts
-    topic.files.anchor = anchor_of(part)
     # Most topics have none of these, and a store may have a hundred thousand topics.
+    if part.manifest_generation or part.flags:
+        topic.files.anchor = anchor_of(part)
     if part.whole_flips:
         topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
     if part.keys:

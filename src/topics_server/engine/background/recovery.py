@@ -434,7 +434,7 @@ class Recovery:
 
     async def _make_flips(self) -> None:
         for topic in self._registry:
-            flips = topic.files.due_flips()
+            flips = topic.files.due_flips() if topic.files.pending else {}
             if flips:
                 digests = await self._offload.run(
                     partial(self._segments.flip, topic.topic_id, flips)

@@ -307,6 +307,28 @@ def decode_frames(
     return opening, entries
 
 
+def lsns_below(
+    buffer: bytes, offset: int, end: int, count: int, from_lsn: int
+) -> tuple[int, int] | None:
+    """The first and the last lsn of the `count` frames in `buffer[offset:end]`.
+
+    None if they are not all below `from_lsn`, if one of them is an opening, or if something is
+    wrong: `decode_frames` tells what.
+    """
+    first = last = 0
+    for _ in range(count):
+        if end - offset < FRAME_HEADER_BYTES:
+            return None
+        length, kind, _, _, lsn, *_ = _FRAME.unpack_from(buffer, offset)
+        if not FRAME_HEADER_BYTES <= length <= end - offset or kind == Kind.OPENING:
+            return None
+        if not last < lsn < from_lsn:
+            return None
+        first, last = first or lsn, lsn
+        offset += length
+    return (first, last) if last and end - offset < 8 else None
+
+
 def _decode_opening(fields: tuple[int, ...], frame: bytes, position: int) -> Opening:
     if len(frame) != FRAME_HEADER_BYTES + _OPENING.size or fields[2] != _FORMAT:
         raise Corrupt(f"opening frame of the group at {position}")

@@ -35,7 +35,12 @@ import xxhash
 from topics_server.values.entries import Entry
 from topics_server.values.errors import StartRefused
 from topics_server.values.limits import FRAME_BYTES_MAX, GROUP_BYTES_MAX, MIB
-from topics_server.wal.format.frames import FRAME_HEADER_BYTES, Opening, decode_frames
+from topics_server.wal.format.frames import (
+    FRAME_HEADER_BYTES,
+    Opening,
+    decode_frames,
+    lsns_below,
+)
 
 VERSION: Final = 2
 # Its headers have no predecessor, no run and no declared length.
@@ -83,7 +88,8 @@ class FileHeader(NamedTuple):
 class Group(NamedTuple):
     """A group whose checksum holds.
 
-    `synced_bytes`: the synced end of the file when it was written.
+    `synced_bytes`: the synced end of the file when it was written. `passed`: the first and the last
+    lsn of a group whose entries were not wanted, so that they were not decoded.
     """
 
     position: int
@@ -91,6 +97,7 @@ class Group(NamedTuple):
     synced_bytes: int
     opening: Opening | None
     entries: list[tuple[int, Entry]]
+    passed: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
@@ -197,10 +204,11 @@ def decode_file_header(data: bytes) -> FileHeader | None:
     return FileHeader(wal_set, shard, number, file_id, after_lsn, predecessor, run, declared)
 
 
-def scan(buffer: bytes, base: int, file_id: int, file_bytes: int) -> Scan:
+def scan(buffer: bytes, base: int, file_id: int, file_bytes: int, from_lsn: int = 0) -> Scan:
     """Decode the groups in `buffer`, which starts at position `base` of a file of `file_bytes`.
 
-    The file bounds every length before it is used. Raises `Corrupt` for an unreadable frame inside
+    Groups of lower lsns than `from_lsn` only are verified and not decoded. The file bounds every
+    length before it is used. Raises `Corrupt` for an unreadable frame inside
     a group whose checksum holds (another program made it, or a defect).
     """
     assert base % ALIGNMENT == 0
@@ -219,7 +227,7 @@ def scan(buffer: bytes, base: int, file_id: int, file_bytes: int) -> Scan:
             return Scan(groups, position, Ending.FAILED, 0, reason)
         if len(buffer) - offset < length:
             return Scan(groups, position, Ending.MORE, length)
-        group = _checked_group(buffer, offset, length, position, file_id)
+        group = _checked_group(buffer, offset, length, position, file_id, from_lsn)
         if group is None:
             return Scan(groups, position, Ending.FAILED, 0, "checksum does not match")
         groups.append(group)
@@ -252,7 +260,7 @@ def group_bounds(
 
 
 def _checked_group(
-    buffer: bytes, offset: int, length: int, position: int, file_id: int
+    buffer: bytes, offset: int, length: int, position: int, file_id: int, from_lsn: int
 ) -> Group | None:
     _, _, count, _, synced, checksum = _GROUP_FULL.unpack_from(buffer, offset)
     view = memoryview(buffer)
@@ -262,9 +270,11 @@ def _checked_group(
         hasher.update(view[at : min(offset + length, at + _HASHED_BYTES)])
     if hasher.intdigest() != checksum:
         return None
-    opening, entries = decode_frames(
-        buffer, offset + GROUP_HEADER_BYTES, offset + length, count, position
-    )
+    start, end = offset + GROUP_HEADER_BYTES, offset + length
+    passed = lsns_below(buffer, start, end, count, from_lsn) if from_lsn else None
+    if passed is not None:
+        return Group(position, length, synced, None, [], passed)
+    opening, entries = decode_frames(buffer, start, end, count, position)
     return Group(position, length, synced, opening, entries)
 
 

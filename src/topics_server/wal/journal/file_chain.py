@@ -68,13 +68,16 @@ class JournalFile:
         assert self.first.opening is not None
         return self.first.opening
 
-    def scan(self, position: int, *, one: bool = False) -> Scan:
-        """Decode one chunk from a position on; reads further for a group larger than the chunk."""
+    def scan(self, position: int, *, one: bool = False, from_lsn: int = 0) -> Scan:
+        """Decode one chunk from a position on; reads further for a group larger than the chunk.
+
+        Entries of lower lsns than `from_lsn` may be passed over.
+        """
         length = GROUP_HEADER_BYTES if one else CHUNK_BYTES
         while True:
             buffer = self.file.pread(min(length, self.size - position), position)
             try:
-                result = scan(buffer, position, self.header.file_id, self.size)
+                result = scan(buffer, position, self.header.file_id, self.size, from_lsn)
             except Corrupt as error:
                 raise Corrupt(str(error), self.path) from error
             if result.ending is not Ending.MORE or result.groups:

@@ -131,6 +131,8 @@ class JournalReplay:
 
     def may_have_lost(self, topic_id: int) -> bool:
         """Whether acknowledged entries of the topic may be lost although the boot is the same."""
+        if not self._lossy:
+            return False
         counts = {wal_set: count for wal_set, count, _ in self._wal_sets}
         return any(
             wal_set not in counts or topic_id % counts[wal_set] == shard
@@ -236,10 +238,11 @@ class JournalReplay:
             for group in self._groups(found, follower, start_lsn):
                 self.report.groups += 1
                 self.report.bytes += group.length
+                if group.passed is not None:
+                    _ascending(group.passed[0], last_lsn, found)
+                    last_lsn = group.passed[1]
                 for lsn, entry in group.entries:
-                    if lsn <= last_lsn:
-                        raise Corrupt(f"lsn {lsn} follows {last_lsn}", found.path)
-                    last_lsn = lsn
+                    last_lsn = _ascending(lsn, last_lsn, found)
                     if lsn >= start_lsn:
                         yield lsn, entry
             self._bytes_done += found.size
@@ -254,7 +257,7 @@ class JournalReplay:
         """The groups of one file; judges its end."""
         position = FILE_HEADER_BYTES
         while True:
-            result = found.scan(position)
+            result = found.scan(position, from_lsn=start_lsn)
             for group in result.groups:
                 found.end = group.end
                 found.synced_bytes = max(found.synced_bytes, group.synced_bytes)
@@ -374,3 +377,10 @@ class JournalReplay:
                 self.old_files.append(OldFile(found.path, last_lsn, key, found.size))
         self.ends[key] = ShardEnd(self.ends[key].next_number, opening)
         self.report.last_lsn = max(self.report.last_lsn, last_lsn)
+
+
+def _ascending(lsn: int, last_lsn: int, found: JournalFile) -> int:
+    """The lsn of the next entry of a shard. Raises `Corrupt` if it is not above the last one."""
+    if lsn <= last_lsn:
+        raise Corrupt(f"lsn {lsn} follows {last_lsn}", found.path)
+    return lsn
