@@ -188,6 +188,16 @@ def test_files_below_the_start_are_not_read() -> None:
     assert [old.last_lsn for old in replay.old_files][-1] == 30
 
 
+def test_groups_below_the_start_are_counted_and_not_decoded() -> None:
+    disk = written(new_disk(1), 9, sync=False).die("kill")
+    _, whole = read(disk)
+    for start_lsn in (2, 5, 9, 10):
+        lsns, replay = read(disk, start_lsn)
+        assert lsns == list(range(start_lsn, 10))
+        assert replay.report.last_lsn == 9
+        assert replay.report.groups == whole.report.groups
+
+
 def test_a_set_whose_files_are_gone_refuses_start() -> None:
     disk = written(new_disk(1), 1, sync=False).die("kill")
     sets = [(1, 1, 1), (2, 2, 10)]
@@ -286,7 +296,9 @@ def test_replay_reads_groups_larger_than_a_chunk() -> None:
     again.close()
 
 
-def test_lsns_that_do_not_ascend_are_corrupt() -> None:
+@pytest.mark.parametrize("start_lsn", [0, 2, 3])
+def test_lsns_that_do_not_ascend_are_corrupt(start_lsn: int) -> None:
+    """Also those of groups that nobody wants."""
     disk = written(new_disk(1), 2, sync=False).die("kill")
     data = disk.content(FIRST)
     header = decode_file_header(data[:FILE_HEADER_BYTES])
@@ -303,7 +315,7 @@ def test_lsns_that_do_not_ascend_are_corrupt() -> None:
     )
     disk.open(FIRST, write=True).pwritev(group, end)
     with pytest.raises(Corrupt, match="lsn 2 follows 2"):
-        read(disk)
+        read(disk, start_lsn)
 
 
 def test_the_file_that_is_kept_of_an_empty_shard_is_made_durable() -> None:

@@ -68,6 +68,42 @@ def test_golden_file() -> None:
     assert mark.synced_bytes == mark.position == second.end
 
 
+@pytest.mark.parametrize(
+    ("from_lsn", "decoded", "passed"),
+    [
+        (0, [[100, 101], [102], []], [None, None, None]),
+        (102, [[100, 101], [102], []], [None, None, None]),
+        (103, [[100, 101], [], []], [None, (102, 102), None]),
+    ],
+)
+def test_groups_that_nobody_wants_are_verified_and_not_decoded(
+    from_lsn: int, decoded: list[list[int]], passed: list[tuple[int, int] | None]
+) -> None:
+    """A group with an opening is, and one without entries has none to pass over."""
+    result = scan(FILE[64:], 64, FILE_ID, len(FILE), from_lsn)
+    assert [[lsn for lsn, _ in group.entries] for group in result.groups] == decoded
+    assert [group.passed for group in result.groups] == passed
+    assert result.groups[0].opening == Opening(40, 4096, 99)
+    again = scan(FILE[64:], 64, FILE_ID, len(FILE))
+    assert [group.end for group in result.groups] == [group.end for group in again.groups]
+
+
+def test_a_group_with_one_wanted_entry_is_decoded_whole() -> None:
+    data = make_group(64, [100, 101, 102])
+    for from_lsn, passed in ((101, None), (102, None), (103, (100, 102))):
+        (group,) = scan(data + bytes(64), 64, FILE_ID, 4096, from_lsn).groups
+        assert group.passed == passed
+        assert [lsn for lsn, _ in group.entries] == ([] if passed else [100, 101, 102])
+
+
+def test_a_flipped_byte_in_a_group_that_nobody_wants_is_found() -> None:
+    for at in range(64 + len(FIRST), 64 + len(FIRST) + len(SECOND)):
+        damaged = bytearray(FILE)
+        damaged[at] ^= 1
+        result = scan(bytes(damaged[64:]), 64, FILE_ID, len(FILE), 1_000)
+        assert (result.ending, result.position) == (Ending.FAILED, 64 + len(FIRST))
+
+
 def test_a_file_of_version_1_is_read() -> None:
     data = (VECTORS / "file.wal").read_bytes()
     assert decode_file_header(data[:FILE_HEADER_BYTES]) == OLD_HEADER
