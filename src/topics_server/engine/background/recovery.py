@@ -168,20 +168,20 @@ class Recovery:
         if image is None:
             self._restored = 1.0
             return 1
-        # The parts may be as large as all tails: the replay begins without them.
-        self._image = msgspec.structs.replace(image, parts=())
+        # The parts may be as large as all tails: each is released when it is restored.
+        parts = list(image.parts)
+        image = self._image = msgspec.structs.replace(image, parts=())
+        part_count = len(parts)
         self.found.had_snapshot = True
         self.found.last_lsn = image.last_lsn
         self._registry.next_topic_id = image.next_topic_id
-        done = 0
-        for some in _some_parts(image.parts):
+        for some in _some_parts(parts):
             topic_id, part = some[0]
             if _is_of_topic(topic_id):
                 await self._restore_topics(some)
             else:
                 self._restore_other(topic_id, part)
-            done += len(some)
-            self._restored = done / len(image.parts)
+            self._restored = 1.0 - len(parts) / part_count
             await self._give_way()
         self._restored = 1.0
         return image.start_lsn
@@ -472,11 +472,16 @@ def _is_of_topic(part_id: int) -> bool:
     return part_id != EPOCHS_PART and part_id < RESERVED_ID_MIN
 
 
-def _some_parts(parts: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """The parts of a snapshot in their order: a few topics at a time, anything else alone."""
+def _some_parts(parts: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """The parts of a snapshot in their order: a few topics at a time, anything else alone.
+
+    Empties the list on the way.
+    """
     some: list[tuple[int, bytes]] = []
     size = 0
-    for topic_id, part in parts:
+    parts.reverse()
+    while parts:
+        topic_id, part = parts.pop()
         is_topic = _is_of_topic(topic_id)
         if some and not (is_topic and len(some) < _RESTORED_AT_ONCE and size < _READ_BYTES):
             yield some

@@ -41,7 +41,7 @@ from topics_server.values.errors import StartRefused
 from topics_server.values.file_inventory import FoundTopic, Objection, anchor_of
 from topics_server.values.limits import HEAD_RESERVE_SEQS
 from topics_server.values.model import Durability, Hole, LossReason, TopicConfig
-from topics_server.values.storage_types import TOPIC_PARTS, SnapshotImage
+from topics_server.values.storage_types import EPOCHS_PART, TOPIC_PARTS, SnapshotImage
 
 pytestmark = pytest.mark.anyio
 
@@ -174,6 +174,22 @@ async def test_topics_are_restored_and_their_segments_opened_beside_the_loop(
     assert boot.head("t") == 9
     expected = {"open_topic": [1]} | ({"restore": [1]} if has_snapshot else {})
     assert depths == expected
+
+
+async def test_parts_are_taken_in_order_and_released_on_the_way() -> None:
+    """They are as large as all tails: those that were restored must not stay until the last."""
+    ids = [EPOCHS_PART, *range(1, 700), SESSIONS_ID, 900]
+    parts = [(topic_id, b"part") for topic_id in ids]
+    taken: list[list[int]] = []
+    for some in recovery._some_parts(parts):
+        taken.append([topic_id for topic_id, _ in some])
+        # The next part may be out already.
+        assert len(parts) in (len(ids) - sum(map(len, taken)) - at for at in (0, 1))
+    assert [topic_id for some in taken for topic_id in some] == ids
+    assert [EPOCHS_PART] in taken
+    assert [SESSIONS_ID] in taken
+    assert max(map(len, taken)) < 300
+    assert parts == []
 
 
 async def test_the_last_lsn_is_that_of_the_snapshot_when_the_journal_is_shorter() -> None:
