@@ -100,6 +100,29 @@ def test_leases_and_consumers_are_those_of_the_moment() -> None:
             made.world.crash("kill")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_topics_that_are_not_wanted_are_dropped(seed: int) -> None:
+    """With their segments, the copies of a router, and what the journal says about them."""
+    made = Archived(seed)
+    with made.world.life(seed):
+        made.start()
+        made.world.run(made.put_topics())
+        made.world.run(made.load(40))
+        made.world.run(made.settle())
+        expected = {name: each for name, each in made.records().items() if name in "aq"}
+        made.world.crash("power")
+        made.restored("restored", is_wanted=lambda name: name in "aq")
+        node = made.world.start()
+        assert made.records() == expected
+        assert {topic.name for topic in node.registry} == set(expected)
+        # A name that comes again is another incarnation.
+        made.world.run(node.store.put_topic("b", TopicConfig(), keep_type=False))
+        assert node.store.state("b", touch=False).epoch > 1
+        made.world.stop()
+        made.world.start()
+        assert made.records() == {**expected, "b": {}}
+
+
 def shown(made: Archived) -> object:
     queue = made.store.state("jobs", touch=False).queue
     assert queue is not None
