@@ -36,12 +36,14 @@ WRITE_S: Final = (0.2, 2.0)
 START_S: Final = (0.05, 0.6)
 KILL_STARTING_EVERY: Final = 4
 FILL_EVERY: Final = 12
+# The cycle in which both happen for the first time.
+FIRST: Final = 1
 # The disk is full once the server has taken about this much; the filler stops at twice as much.
 FILL_BYTES: Final = 48 * MIB
 _FILL_STEP_BYTES: Final = MIB
 _FILL_PAUSE_S: Final = 0.05
 # The server looks at the free space once a second.
-_AGAIN_WITHIN_S: Final = 20.0
+_AGAIN_WITHIN_S: Final = 60.0
 _SLACK_BYTES: Final = 32 * MIB
 _OPTIONS: Final = (
     "--checkpoint-interval-ms", "1000",
@@ -104,12 +106,12 @@ class TortureRun:
         reported_ms = monotonic_ms()
         while not self._stop.is_set():
             number = self.totals.cycles
-            if number > FILL_EVERY // 4 and monotonic_ms() >= until_ms:
+            if number > FIRST and monotonic_ms() >= until_ms:
                 break
-            if number % FILL_EVERY == FILL_EVERY // 4:
+            if number % FILL_EVERY == FIRST:
                 self._fill()
             self.cycle()
-            if number % KILL_STARTING_EVERY == 1:
+            if number % KILL_STARTING_EVERY == FIRST:
                 self._kill_starting()
             if monotonic_ms() - reported_ms > 30_000:
                 reported_ms = monotonic_ms()

@@ -32,6 +32,8 @@ _RECORD_OVERHEAD: Final = 64
 # The pause while the sealer works, and the longest sleep before the store is looked at again.
 _BUSY_S: Final = 1.0
 _LOOK_S: Final = 60.0
+# Topics examined in one loop turn.
+_SLICE: Final = 256
 
 
 class SealedReads(Protocol):
@@ -99,7 +101,7 @@ class Scrubber:
             return
         begin_at = self._clock.now_ms()
         while True:
-            total = sum(self._reads.disk_bytes(topic.topic_id) for topic in self._registry)
+            total = await self._sealed_bytes()
             if not total:
                 await asyncio.sleep(_LOOK_S)
                 continue
@@ -108,19 +110,33 @@ class Scrubber:
             await self._pass(begin_at)
             begin_at = 0
 
+    async def _sealed_bytes(self) -> int:
+        """Bytes of the sealed files of all topics. In slices."""
+        total = 0
+        for number, topic_id in enumerate([topic.topic_id for topic in self._registry]):
+            total += self._reads.disk_bytes(topic_id)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        return total
+
     def _pace_of(self, total_bytes: int) -> float:
         """Bytes a second."""
         return min(self._rules.max_bytes_per_s, total_bytes * 1000 / self._rules.pass_ms)
 
     async def _pass(self, begin_at: int) -> None:
         """Visit every topic once; one that is made meanwhile waits for the next pass."""
-        topics = sorted(self._registry, key=lambda topic: topic.topic_id)
-        first = begin_at % len(topics) if topics else 0
+        topic_ids = [topic.topic_id for topic in self._registry]
+        first = begin_at % len(topic_ids) if topic_ids else 0
         read_before = self._bytes
-        for topic in topics[first:] + topics[:first]:
+        for number, topic_id in enumerate(topic_ids[first:] + topic_ids[:first]):
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+            topic = self._registry.get(topic_id)
+            if topic is None:
+                continue  # dropped meanwhile
             # Runs that are sealed or dropped meanwhile are left to the next pass.
             for run in list(topic.log.sealed()):
-                if self._registry.get(topic.topic_id) is topic:
+                if self._registry.get(topic_id) is topic:
                     await self._segment(topic, run)
         if self._bytes > read_before:
             self._passes += 1

@@ -221,3 +221,17 @@ async def test_a_topic_that_is_dropped_meanwhile_is_left_out(sleeps: Sleeps) -> 
     reads = _Reads(rig, dropped="b")
     await passes(Scrubber(rig.registry, reads, sleeps.clock, FAST, lambda: False), 1)
     assert reads.asked == ["a"]
+
+
+async def test_many_topics_are_examined_in_slices(
+    sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrub, "_SLICE", 2)
+    rig = Rig()
+    for number in range(6):
+        await rig.append(f"t{number}", 1)  # unsealed: nothing to read
+    await sealed(rig, "last", 8)
+    scrubber = scrubber_of(rig, sleeps)
+    await passes(scrubber, 1)
+    # Four slices of seven topics, for the size and for the pass.
+    assert sleeps.slept.count(0) >= 8
