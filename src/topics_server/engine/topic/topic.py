@@ -182,8 +182,7 @@ class Topic:
             if key is not None:
                 self.keys.stage(key, entry.first_seq, entry.count, lsn)
             elif entry.decoded.record_keys:
-                for at, record_key in enumerate(entry.decoded.record_keys, entry.first_seq):
-                    self.keys.stage(record_key, at, 1, lsn)
+                self.keys.stage_each(entry.decoded.record_keys, entry.first_seq, lsn)
             if entry.step is not None:
                 stream = self.as_stream()
                 stream.stage(lsn, stepped(stream.newest, entry.step, entry.producer))

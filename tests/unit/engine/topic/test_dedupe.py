@@ -61,3 +61,37 @@ def test_beyond_the_bound_the_oldest_key_goes(monkeypatch: pytest.MonkeyPatch) -
     for number in range(5):
         keys.remember(f"k{number}", number, 1, ts=0, window_ms=1000)
     assert list(keys.remembered) == ["k2", "k3", "k4"]
+
+
+def test_keys_of_records_are_found_as_keys_of_calls_are() -> None:
+    keys = KeyMemory()
+    keys.remember("call", 5, 3, ts=0, window_ms=100)
+    keys.remember_each(["b:0", "b:1"], 8, ts=50, window_ms=100)
+    keys.stage("b:3", 10, 1, lsn=7)
+    keys.stage("b:4", 11, 1, lsn=9)
+    names = ["b:1", "b:2", "b:3", "call", "b:4", "b:0"]
+    assert keys.find_each(names, 100, 60) == ([9, 0, 10, 5, 11, 8], 9)
+    # The call's window has passed at 100, the first batch's at 150; what is in flight stays.
+    assert keys.find_each(names, 100, 100) == ([9, 0, 10, 0, 11, 8], 9)
+    assert keys.find_each(names, 100, 150) == ([0, 0, 10, 0, 11, 0], 9)
+    assert keys.find("b:1", 100, 60) == Duplicate(9, 1)
+    assert keys.find_each([], 100, 60) == ([], 0)
+
+
+def test_keys_of_records_move_to_the_end_and_replace_those_in_flight() -> None:
+    keys = KeyMemory()
+    keys.remember_each(["b:0", "b:1", "b:2"], 1, ts=0, window_ms=50)
+    keys.stage("b:1", 7, 1, lsn=3)
+    keys.remember_each(["b:1", "b:3"], 7, ts=40, window_ms=50)
+    assert list(keys.remembered) == ["b:0", "b:2", "b:1", "b:3"]
+    assert keys.in_flight == {}
+    keys.remember_each(["c:0"], 9, ts=60, window_ms=50)
+    assert list(keys.remembered) == ["b:1", "b:3", "c:0"]
+
+
+def test_a_batch_may_have_more_keys_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedupe, "DEDUPE_KEYS_PER_TOPIC_MAX", 3)
+    keys = KeyMemory()
+    keys.remember("old", 1, 1, ts=0, window_ms=1000)
+    keys.remember_each([f"b:{index}" for index in range(5)], 2, ts=0, window_ms=1000)
+    assert list(keys.remembered) == ["b:2", "b:3", "b:4"]

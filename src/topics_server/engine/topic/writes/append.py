@@ -166,8 +166,7 @@ def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
         topic.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
     elif decoded.record_keys:
         window_ms = topic.config.idempotency_window_ms
-        for seq, record_key in enumerate(decoded.record_keys, entry.first_seq):
-            topic.keys.remember(record_key, seq, 1, entry.ts, window_ms)
+        topic.keys.remember_each(decoded.record_keys, entry.first_seq, entry.ts, window_ms)
     if entry.producer is not None:
         topic.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
     if entry.step is not None:

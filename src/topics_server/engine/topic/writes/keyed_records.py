@@ -24,15 +24,13 @@ def missing_records(
     without a base key, or if a derived one is too long.
     """
     base = check_base_key(decoded.idempotency_key, header_key, decoded.count)
-    keys, window_ms = topic.keys, topic.config.idempotency_window_ms
     names = record_keys(base, range(decoded.count))
-    found = [keys.find(name, window_ms, now_ms) for name in names]
-    seqs = [0 if known is None else known.first_seq for known in found]
-    missing: list[int] | None = [index for index, known in enumerate(found) if known is None]
+    window_ms = topic.config.idempotency_window_ms
+    seqs, last_lsn = topic.keys.find_each(names, window_ms, now_ms)
+    missing: list[int] | None = [index for index, seq in enumerate(seqs) if not seq]
     if not missing:
-        lsns = [known.staged_lsn or 0 for known in found if known is not None]
         first, last = min(seqs), max(seqs)
-        return Duplicate(first, last - first + 1, max(lsns) or None, seqs)
+        return Duplicate(first, last - first + 1, last_lsn or None, seqs)
     if len(missing) == decoded.count:
         missing = None
     chosen = msgspec.structs.replace(with_record_keys(decoded, base, missing), known_seqs=seqs)
