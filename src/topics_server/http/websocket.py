@@ -51,8 +51,8 @@ _TAKEN_BYTES_MAX: Final = 4 * KIB
 _TAKEN_MS: Final = 1.0
 
 
-class DisconnectedError(Exception):
-    """The application sends to a client that is gone."""
+class DisconnectedError(OSError):
+    """The application sends to a client that is gone; of the kind that ASGI names for it."""
 
 
 class WebSocketConnection(asyncio.Protocol):

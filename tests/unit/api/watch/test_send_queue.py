@@ -11,6 +11,7 @@ from topics_server.api.watch import send_queue
 from topics_server.api.watch.send_queue import SendQueue, send_queue_of
 from topics_server.api.watch.sse import SSE
 from topics_server.http.sockets import EXTENSION, ForeignSend, is_own_send, until_left
+from topics_server.http.websocket import DisconnectedError
 
 pytestmark = pytest.mark.anyio
 
@@ -24,11 +25,12 @@ class Wire:
         self.messages: list[dict[str, Any]] = []
         self.room: list[float] = []
         self.is_gone = False
+        self.refusal: Exception = RuntimeError("Unexpected ASGI message")
 
     async def send(self, message: dict[str, Any]) -> None:
         await self.tap.wait()
         if self.is_gone:
-            raise RuntimeError("Unexpected ASGI message")
+            raise self.refusal
         self.messages.append(message)
 
     @property
@@ -129,6 +131,16 @@ async def test_a_client_that_is_gone_is_no_error() -> None:
     send_queue.put((b"a",))
     send_queue.flush()
     assert send_queue.has_room()
+    assert wire.messages == []
+
+
+async def test_a_websocket_whose_client_is_gone_may_be_ended() -> None:
+    """A server that stops ends all streams, also those whose clients have just left."""
+    wire = Wire()
+    wire.is_gone, wire.refusal = True, DisconnectedError()
+    send_queue = wire.send_queue()
+    send_queue.close(b"last", 1001)
+    assert not send_queue.is_blocked
     assert wire.messages == []
 
 
