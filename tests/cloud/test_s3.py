@@ -45,6 +45,7 @@ def lines(ran: subprocess.CompletedProcess[bytes]) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_bucket_is_an_archive(
     own: NewServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_bucket_is_an_archive(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_second_server_leaves_the_bucket_alone(
     own: NewServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_second_server_leaves_the_bucket_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_store_that_is_away_is_waited_for(own: NewServer, tmp_path: Path) -> None:
     away = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

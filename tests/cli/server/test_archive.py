@@ -54,6 +54,7 @@ def data(api: Api, topic: str) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_an_archive_is_listed_verified_and_restored(
     server: Server, own: MakeServer, url: str, alone: Topics, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_an_archive_is_listed_verified_and_restored(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_what_is_not_in_the_archive_is_refused(
     server: Server, url: str, alone: Topics, tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_what_is_not_in_the_archive_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_old_bases_are_pruned(
     server: Server, own: MakeServer, url: str, folder: Path, alone: Topics, tmp_path: Path
 ) -> None:

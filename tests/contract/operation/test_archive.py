@@ -75,6 +75,7 @@ def test_everything_is_archived_all_the_time(own: NewServer, folder: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_killed_server_goes_on_in_its_archive(own: NewServer, folder: Path) -> None:
     server = own(TOPICS_ARCHIVE_URL=f"file://{folder}", **OFTEN)
     for number in range(3):
@@ -101,6 +102,7 @@ def test_a_stop_archives_what_is_left(own: NewServer, folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_bases_come_as_often_as_the_setting_says(own: NewServer, folder: Path) -> None:
     server = own(TOPICS_ARCHIVE_URL=f"file://{folder}", TOPICS_ARCHIVE_BASE_INTERVAL_MS="1000")
     api = server.start()
@@ -115,6 +117,7 @@ def test_bases_come_as_often_as_the_setting_says(own: NewServer, folder: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_journal_is_kept_up_to_the_setting(own: NewServer, folder: Path) -> None:
     server = own(
         TOPICS_ARCHIVE_URL=f"file://{folder}",
@@ -143,6 +146,7 @@ def test_the_journal_is_kept_up_to_the_setting(own: NewServer, folder: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_archive_is_written_at_the_rate_of_the_setting(
     own: NewServer, folder: Path, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def figure(api: Api, name: str) -> float:
 
 
 @pytest.mark.crash
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_leave_one_history_without_a_gap(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
