@@ -28,6 +28,7 @@ from topics_server.runtime.metrics import (
     RouteFacts,
     RouterFacts,
     RoutersFacts,
+    ScrubMetrics,
     ShardFacts,
     StepHistogram,
     StoreFacts,
@@ -98,6 +99,7 @@ def facts() -> Facts:
         ),
         log_lines_dropped=3,
         backups=BackupMetrics(1, 2, 3, 4),
+        scrub=ScrubMetrics(1, 2, 3, 4, 5),
         archive=ArchiveMetrics(
             lag_s=1.5,
             lag_bytes=2,
