@@ -135,8 +135,9 @@ def _decide(
 ) -> tuple[list[str], list[Json]] | None:
     """What to append, and the tags that it was decided by; None: nothing can be."""
     if topic == "names":
+        # About half of these are taken, however long a run is.
         taken = len(log.by_tag)
-        name = f"name:{rng.randrange(taken + 24)}"
+        name = f"name:{max(0, taken - 24) + rng.randrange(48)}"
         return [name], [_record(name, number)]
     if topic == "seats":
         event = f"event:{rng.randrange(EVENTS)}"
