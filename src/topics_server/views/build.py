@@ -352,12 +352,16 @@ class Build:
         failure = self.failure
         if failure is None or failure.seq != seq or seq == 0:
             return False
-        await self._open()
-        if self.processed_seq == seq - 1:
-            answer = await self._ask(Skip(self.path, seq))
-            if not isinstance(answer, Done):
-                return False
-            self._move(seq, self.known_from_seq)
+        try:
+            await self._open()
+            if self.processed_seq == seq - 1:
+                answer = await self._ask(Skip(self.path, seq))
+                if not isinstance(answer, Done):
+                    return False
+                self._move(seq, self.known_from_seq)
+        except _Over:
+            # The build ended meanwhile; the one that replaces it has not failed there.
+            return False
         self.failure = None
         self.mend()
         return True

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.model.views.view_disk import SimulatedApplier, SimulatedQuerier, ViewDisk
-from tests.model.views.viewed import definition_of
+from tests.model.views.viewed import ViewedSimulation, definition_of
 from tests.model.world import World
 from tests.storage.fake_disk import Mode
 from topics_server.node.boot import Boot
@@ -235,3 +235,8 @@ def test_a_view_leaves_the_last_of_a_full_disk_alone(bench: Bench) -> None:
     bench.settle()
     assert bench.rows() == [1, 2]
     assert bench.node.views.get("t", "v").status == "ready"
+
+
+def test_a_build_may_end_while_a_record_of_it_is_skipped() -> None:
+    """The process died at the skip, and a changed definition ended the build: nothing to skip."""
+    ViewedSimulation(609).run()
