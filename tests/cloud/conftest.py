@@ -1,12 +1,11 @@
-"""Archives in an object store, through obstore; collected only where that package is installed.
+"""Archives in an object store, through obstore.
 
-`pip install obstore` installs it. The store is `tests/cloud/buckets.py`, or a real
+The store is `tests/cloud/buckets.py`, or a real
 one that `TOPICS_TEST_S3` names (an endpoint without authentication, such as moto's server).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -18,13 +17,11 @@ from tests.contract.conftest import own
 
 __all__ = ["own"]
 
-if importlib.util.find_spec("obstore") is None:
-    collect_ignore_glob = ["test_*.py"]
-
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """What names the store, its region and its credentials, as the store's convention has it."""
+    pytest.importorskip("obstore", reason="not installed: pip install 'topics-server[archive]'")
     endpoint = os.environ.get("TOPICS_TEST_S3", "")
     buckets = None if endpoint else Buckets(failing=10)
     if buckets is not None:
