@@ -1,6 +1,6 @@
 """Chaos of live streams: filters and prefixes, topics made meanwhile, kills.
 
-Each reader has a URL or a subscription of a WebSocket, and a predicate.
+Each reader has a URL, a session with a prefix or a subscription of a WebSocket, and a predicate.
 Nothing is lost or deleted in these topics, so at the end each reader must have the records of every
 topic that its predicate takes: each once, in order, however often its connection broke.
 """
@@ -49,6 +49,7 @@ FILTERS: Final[dict[str, Predicate]] = {
     ),
     "tag=never": lambda topic, tag, node: False,
 }
+NOT_B: Final = ["Not", "b"]
 PLACES: Final[dict[str, Predicate]] = {
     "/v0/topics/orders.7/live?": lambda topic, tag, node: topic == "orders.7",
     "/v0/topics/other.0/live?consistency=strong&": lambda topic, tag, node: topic == "other.0",
@@ -149,6 +150,26 @@ class SocketReader(Reader):
         self.position = data.get("to_seq", self.position)
 
 
+class SessionReader(Reader):
+    """A watch session with a prefix and a filter: it is stored, and its ids lead back."""
+
+    async def connect(self, port: int) -> Frames:
+        if self.last_id is None:
+            # What was sent and not received is known by an id only.
+            body = {"topics": {}, "prefixes": {"orders.": {}}, "include_tags": True}
+            client = Http(port)
+            try:
+                status, opened = await client.ask("POST", "/v0/watch", {**body, "filter": NOT_B})
+            finally:
+                client.close()
+            if status in (429, 503):
+                raise Broken
+            assert status == 200, opened
+            self.url = opened["stream_url"]
+            self.got.clear()
+        return await super().connect(port)
+
+
 async def write(port: int, number: int, rng: random.Random, is_over: asyncio.Event) -> int:
     """Append to more and more topics until the end; returns how many records were acknowledged."""
     client, count, turn = Http(port), 0, 0
@@ -202,6 +223,10 @@ async def storm(server: Server, port: int, seed: int, count: int, kills: int) ->
         if number % 8 == 7:
             takes: Predicate = lambda topic, tag, node: topic == "orders.3" and tag == "rare"  # noqa: E731
             readers.append(SocketReader(f"s{number}", "socket", takes, dice))
+            continue
+        if number % 8 == 6:
+            takes = lambda topic, tag, node: topic.startswith("orders.") and tag != "b"  # noqa: E731
+            readers.append(SessionReader(f"w{number}", "session", takes, dice))
             continue
         url, in_place = places[number % len(places)]
         query, passes = filters[number % len(filters)]

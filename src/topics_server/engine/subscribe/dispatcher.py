@@ -485,11 +485,14 @@ class SubscriptionDispatcher:
         if self._registry.get(topic.topic_id) is not topic:
             return deleted(subscription.cursor.name, topic.log.head_seq)
         position = subscription.position
+        upto_seq = self._upto_seq(topic, subscription.options)
         if subscription.fetched is not None:
             fetched, subscription.fetched = subscription.fetched, None
             if fetched[0] == position:
-                return fetched[1]
-        upto_seq = self._upto_seq(topic, subscription.options)
+                read = fetched[1]
+                # Nothing tells this reader of what was committed while the batch was read.
+                is_behind = read.end_seq < min(topic.log.head_seq, upto_seq)
+                return read.before_more() if is_behind and not read.more else read
         batch = self._at(topic, position, upto_seq)
         if batch is None and may_fetch:
             self._begin_fetch(reader, subscription, position, upto_seq)

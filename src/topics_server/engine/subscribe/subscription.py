@@ -112,6 +112,13 @@ class EventBatch:
         self.is_last = False
         self.encoded: dict[object, Any] = {}
 
+    def before_more(self) -> EventBatch:
+        """These events, where the head is not reached any more: without `CaughtUp`."""
+        count = len(self.events)
+        if count and isinstance(self.events[-1], CaughtUp):
+            count -= 1
+        return EventBatch(self.events[:count], self.seqs[:count], self.end_seq, more=True)
+
 
 class Subscription:
     """One topic followed by one stream.

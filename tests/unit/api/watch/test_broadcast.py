@@ -293,6 +293,35 @@ async def test_sealed_records_are_fetched_once_and_told_in_order() -> None:
     assert world.rig.segments.reads <= len(world.rig.segments.kept[1])
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_record_that_comes_while_sealed_ones_are_read_is_told(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    world = World()
+    for n in range(10):
+        await world.append("t", n)
+    await world.rig.sealer.seal_tails(0)
+    whole, is_read, may_end = world.rig.fetcher.complete, asyncio.Event(), asyncio.Event()
+
+    async def complete(*args: Any) -> Any:
+        page = await whole(*args)
+        is_read.set()
+        await may_end.wait()
+        return page
+
+    monkeypatch.setattr(world.rig.fetcher, "complete", complete)
+    watcher = Watcher(world).follow("t")
+    await is_read.wait()
+    late = asyncio.ensure_future(world.append("t", "late"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    may_end.set()
+    await late
+    await settle()
+    assert watcher.seqs() == list(range(1, 12))
+    assert watcher.names().count("caught-up") == 1, "told when the head was reached"
+
+
 async def test_what_cannot_be_read_ends_the_stream_with_an_error() -> None:
     world = World()
     for n in range(10):
