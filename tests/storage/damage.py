@@ -314,6 +314,8 @@ def copied(
     with world.life(0):
         node = world.start()
         floors = _floors_of(node)
+        # Background work enforces caps behind the start, in turns of the loop.
+        world.run(_turns())
         topics = _topics_of(world)
         after = world.disk.image().files
         epochs = dict(node.registry.dropped_epochs)
@@ -326,6 +328,11 @@ def copied(
     return dataclasses.replace(
         store, topics=topics, epochs=epochs, superseded=superseded, flipped=flipped
     )
+
+
+async def _turns() -> None:
+    for _ in range(500):
+        await asyncio.sleep(0)
 
 
 def _floors_of(node: Node) -> dict[str, int]:
