@@ -26,8 +26,10 @@ SOURCE: Final = SITE / "source"
 HTML: Final = SITE / "html"
 COPIED: Final = """README.md CONTRIBUTING.md CHANGELOG.md LICENSE .env.example docs examples clients
     docker""".split()
-# A page with this name would take the place of the README beside it.
-LEFT_OUT: Final = "examples/browser/index.html"
+# A page with such a name would take the place of the README beside it.
+LEFT_OUT: Final = tuple(
+    str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/index.html"))
+)
 CLICKS_MAX: Final = 2
 # A question, the page that answers it, and words of the answer. Navigation does not count.
 QUESTIONS: Final = {
@@ -56,7 +58,8 @@ def copy_pages() -> None:
             shutil.copytree(here, there, ignore=ignored)
         else:
             shutil.copyfile(here, there)
-    (SOURCE / LEFT_OUT).unlink()
+    for name in LEFT_OUT:
+        (SOURCE / name).unlink()
     for page in [path for path in SOURCE.rglob("*.md") if path.is_file()]:
         folder = ROOT / page.parent.relative_to(SOURCE)
         text = page.read_text("utf-8")
@@ -76,7 +79,7 @@ def leading(folder: Path, match: re.Match[str]) -> str:
         has_readme = (target / "README.md").exists() and target != ROOT
         return f"[{words}]({link.rstrip('/')}/README.md)" if has_readme else words
     there = SOURCE / target.relative_to(ROOT)
-    if target.is_file() and not there.exists() and target != ROOT / LEFT_OUT:
+    if target.is_file() and not there.exists() and target not in {ROOT / name for name in LEFT_OUT}:
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(target, there)
     return f"[{words}]({link}{anchor})"
