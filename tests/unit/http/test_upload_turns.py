@@ -6,11 +6,30 @@ import asyncio
 
 import pytest
 
-from topics_server.http import upload_turns as module
 from topics_server.http.upload_budget import UploadBudget
-from topics_server.http.upload_turns import READING_MAX, UploadTurns
+from topics_server.http.upload_turns import READING_MAX, READING_MS, REST_S, UploadTurns
 
 pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    """The time of the loop, which only a test moves: no slow machine ends a turn or a rest."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    async def advance(self, seconds: float) -> None:
+        """Let the time pass, and the timers that are due run with what they call."""
+        self.now_s += seconds
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: found.now_s)
+    return found
 
 
 class Reader:
@@ -53,15 +72,12 @@ async def test_whoever_brought_much_goes_to_the_end_of_the_line() -> None:
     assert not readers[0].reads
 
 
-async def test_uploads_that_stall_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READING_MS", 0.1)
+async def test_uploads_that_stall_hold_nobody_up(clock: Clock) -> None:
     turns, readers = UploadTurns(), [Reader() for _ in range(20)]
     for reader in readers:
         turns.wait(reader)
-    for _ in range(10_000):
-        if all(reader.turns for reader in readers):
-            break
-        await asyncio.sleep(0.001)
+    for _ in range(20 // READING_MAX):
+        await clock.advance(READING_MS / 1000)
     assert all(reader.turns for reader in readers)
     assert sum(reader.reads for reader in readers) <= READING_MAX
     for reader in readers:
@@ -108,7 +124,7 @@ class Uploading(Reader):
         raise AssertionError(error)
 
 
-async def test_a_greedy_key_rests_behind_each_turn_and_reads_one_at_a_time() -> None:
+async def test_a_greedy_key_rests_behind_each_turn_and_reads_one_at_a_time(clock: Clock) -> None:
     budget = UploadBudget(max_bytes=1000)
     turns = UploadTurns(budget)
     greedy = [Uploading("greedy") for _ in range(5)]
@@ -127,13 +143,12 @@ async def test_a_greedy_key_rests_behind_each_turn_and_reads_one_at_a_time() -> 
     await asyncio.sleep(0)
     assert modest.reads, "a modest key does not wait for the rest of a greedy one"
     assert not any(reader.reads for reader in greedy)
-    for _ in range(10_000):
-        if all(reader.turns for reader in greedy):
-            break
-        for reader in greedy:
-            if reader.reads:
-                turns.wait(reader)
-        await asyncio.sleep(0.001)
+    for _ in range(2 * len(greedy)):
+        await clock.advance(REST_S)
+        reading = [reader for reader in greedy if reader.reads]
+        assert len(reading) <= 1
+        for reader in reading:
+            turns.wait(reader)
     assert all(reader.turns for reader in greedy), "the rests end"
 
 
