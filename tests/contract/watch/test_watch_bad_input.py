@@ -97,6 +97,27 @@ NUMBERS: Final[dict[str, bytes]] = {
 }
 # These need not be named by field: a JSON reader may give up on them before it knows where it is.
 UNREADABLE: Final = ("a huge number", "1e400")
+# The prefixes of a session or a subscribe, which takes them as a map.
+PREFIXES: Final[dict[str, bytes]] = {
+    "a number": b"5",
+    "a list": b'["orders."]',
+    "a name": b'"orders."',
+    "null options": b'{"orders.":null}',
+    "options that are a number": b'{"orders.":1}',
+    "no beginning of a name": b'{"-":{}}',
+    "a space": b'{"a b":{}}',
+    "256 characters": _js({"x" * 256: {}}),
+    "a seq": b'{"orders.":{"from_seq":1}}',
+    "a negative seq": b'{"orders.":{"from_seq":-1}}',
+    "a consumer": b'{"orders.":{"consumer":"c"}}',
+    "an ack": b'{"orders.":{"ack":"auto"}}',
+    "a tail that is a number": b'{"orders.":{"tail":1}}',
+    "none of the last": b'{"orders.":{"last":0}}',
+    "no time": b'{"orders.":{"since":"soon"}}',
+    "two starts": b'{"orders.":{"last":1,"tail":true}}',
+    "17 of them": _js({f"p{n}": {} for n in range(17)}),
+    "300 long ones": _js({f"{'p' * 200}{n}": {} for n in range(300)}),
+}
 STARTS: Final = (
     b'"last":0',
     b'"last":-1',
@@ -203,6 +224,9 @@ def _sessions() -> dict[str, Bad]:
         cases[f"start {start.decode()}"] = Bad(
             b'{"topics":{"{t}":{' + start + b"}}}", where="topics"
         )
+    for what, value in PREFIXES.items():
+        body = b'{"topics":{"{t}":{}},"prefixes":' + value + b"}"
+        cases[f"prefixes {what}"] = Bad(body)
     for wanted in FILTERS:
         body = b'{"topics":{"{t}":{}},"filter":' + wanted + b"}"
         cases[f"filter {wanted[:40].decode()}"] = Bad(body, where="filter")
@@ -387,6 +411,23 @@ def _commands() -> dict[str, Bad]:
         "257 topics": _js({f"t{n}": {} for n in range(257)}),
     }.items():
         add(f"subscribe topics {what}", topics + value + b"}")
+    for what, value in PREFIXES.items():
+        head = b'{"op":"subscribe","request_id":"r","prefixes":'
+        add(f"subscribe prefixes {what}", head + value + b"}")
+        add(f"subscribe topics and prefixes {what}", head + value + b',"topics":{"{t}":{}}}')
+    for what, value in {
+        "absent": b"",
+        "null": b',"prefixes":null',
+        "empty": b',"prefixes":[]',
+        "a map": b',"prefixes":{"orders.":{}}',
+        "a name": b',"prefixes":"orders."',
+        "a number": b',"prefixes":[5]',
+        "no beginning of a name": b',"prefixes":["-"]',
+        "not subscribed": b',"prefixes":["orders."]',
+        "of many": b',"prefixes":' + _js([f"{'p' * 200}{n}" for n in range(300)]),
+    }.items():
+        head = b'{"op":"unsubscribe","request_id":"r","topics":[]'
+        add(f"unsubscribe prefixes {what}", head + value + b"}")
     add(
         "subscribe to nothing",
         b'{"op":"subscribe","request_id":"r","topic":"{a}"}',

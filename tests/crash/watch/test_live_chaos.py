@@ -150,6 +150,38 @@ class SocketReader(Reader):
         self.position = data.get("to_seq", self.position)
 
 
+class PrefixSocketReader(Reader):
+    """A prefix and a filter on a socket: the client keeps the position of each topic itself."""
+
+    positions: dict[str, int]
+
+    async def connect(self, port: int) -> Frames:
+        self.connections += 1
+        self.positions = getattr(self, "positions", {})
+        stream = await Socket.open(port)
+        known = {name: {"from_seq": seq} for name, seq in self.positions.items()}
+        command: Json = {"op": "subscribe", "topics": known, "include_tags": True, "filter": NOT_B}
+        try:
+            await stream.send(command | {"prefixes": {"orders.": {}}})
+        except BaseException:
+            stream.abort()
+            raise
+        return stream
+
+    def note(self, event: str, data: Json, frame_id: str | None) -> None:
+        if event == "topic_created":
+            assert data["topic"] not in self.positions, f"{self.name}: {data} is known"
+            event = "topic-created"
+        super().note(event, data, frame_id)
+        if event == "subscribed":
+            starts = {name: start["from_seq"] for name, start in data["topics"].items()}
+            assert starts.items() >= self.positions.items(), f"{self.name}: {data}"
+            self.positions |= starts
+        else:
+            name = data["topic"]
+            self.positions[name] = data.get("to_seq", self.positions.get(name, 0))
+
+
 class SessionReader(Reader):
     """A watch session with a prefix and a filter: it is stored, and its ids lead back."""
 
@@ -218,18 +250,24 @@ async def storm(server: Server, port: int, seed: int, count: int, kills: int) ->
     rng = random.Random(seed)
     places, filters = list(PLACES.items()), list(FILTERS.items())
     readers: list[Reader] = []
+    plain = 0
     for number in range(count):
         dice = random.Random(f"{seed}/{number}")
         if number % 8 == 7:
             takes: Predicate = lambda topic, tag, node: topic == "orders.3" and tag == "rare"  # noqa: E731
             readers.append(SocketReader(f"s{number}", "socket", takes, dice))
             continue
+        if number % 8 == 5:
+            takes = lambda topic, tag, node: topic.startswith("orders.") and tag != "b"  # noqa: E731
+            readers.append(PrefixSocketReader(f"p{number}", "socket", takes, dice))
+            continue
         if number % 8 == 6:
             takes = lambda topic, tag, node: topic.startswith("orders.") and tag != "b"  # noqa: E731
             readers.append(SessionReader(f"w{number}", "session", takes, dice))
             continue
-        url, in_place = places[number % len(places)]
-        query, passes = filters[number % len(filters)]
+        url, in_place = places[plain % len(places)]
+        query, passes = filters[plain % len(filters)]
+        plain += 1
         head, _, value = query.partition("filter=")
         query = f"filter={quote(value)}" if value and not head else query
 

@@ -2,7 +2,7 @@
 
 A later topic is announced by `topic-created` and read from its first record. Beyond the most topics
 of a stream it says which ones it leaves out, and takes one of them when another topic is deleted.
-Loop thread only. Used by `handlers` and by `api/live/stream`.
+Loop thread only. Used by `handlers`, by `api/live/stream` and by `api/websocket/prefixes`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,25 @@ from topics_server.engine.subscribe.subscription import SubscriptionOptions
 
 # Topics beyond the limit that an `error` frame names.
 NAMED_MAX: Final = 16
+
+
+def matching_names(
+    dispatcher: SubscriptionDispatcher,
+    caller: Caller,
+    prefixes: Sequence[str],
+    followed: Collection[str],
+    count: int,
+) -> list[str]:
+    """Topics of the prefixes beside the followed ones, at most so many, in name order by prefix."""
+
+    def is_new(name: str) -> bool:
+        return name not in followed and name not in found and caller.may_name(name)
+
+    found: dict[str, None] = {}
+    for prefix in prefixes:
+        if count > len(found):
+            found |= dict.fromkeys(dispatcher.names(prefix, count - len(found), is_new))
+    return list(found)
 
 
 class GrowingTopics:
@@ -77,17 +96,8 @@ class GrowingTopics:
         return name.startswith(self._prefixes) and self._caller.may_name(name)
 
     def matching(self, followed: Collection[str], count: int) -> list[str]:
-        """The next topics of the prefixes, at most so many, in name order."""
-
-        def is_new(name: str) -> bool:
-            return name not in followed and name not in found and self._caller.may_name(name)
-
-        found: dict[str, None] = {}
-        for prefix in self._prefixes:
-            if count > len(found):
-                names = self._dispatcher.names(prefix, count - len(found), is_new)
-                found |= dict.fromkeys(names)
-        return list(found)
+        """The next topics of the prefixes, see `matching_names`."""
+        return matching_names(self._dispatcher, self._caller, self._prefixes, followed, count)
 
     def known(self, positions: Positions) -> Iterator[str]:
         """The topics of an id that exist and have one of the prefixes."""
@@ -157,7 +167,10 @@ class GrowingTopics:
         if view is None or not self._caller.may_name(name):
             return
         if len(self.cursors) >= self._most:
-            self._tell_left_out([name])
+            # A client that does not read is not told of ever more.
+            if len(self.left_out) < NAMED_MAX:
+                self.left_out.append(name)
+                self._tell_left_out([name])
             return
         cursor = self.cursors[name] = Cursor(name, view.topic_id, view.epoch, 0)
         self.renew_id()

@@ -26,14 +26,15 @@ from topics_server.engine.subscribe.subscription import SubscriptionOptions
 from topics_server.engine.topic.writes.condition import Condition
 from topics_server.http.error_responses import too_large
 from topics_server.values.appends import DecodedAppend, decode_append, decode_json
-from topics_server.values.errors import TopicsError, invalid
+from topics_server.values.errors import TopicsError, clipped, invalid
 from topics_server.values.json_shape import exceeds_depth
 from topics_server.values.limits import (
     CONTROL_BODY_BYTES_MAX,
     JSON_DEPTH_MAX,
+    LIVE_PREFIXES_MAX,
     WS_REQUEST_ID_CHARS_MAX,
 )
-from topics_server.values.model import ProducerStamp, TopicConfig, is_topic_name
+from topics_server.values.model import ProducerStamp, TopicConfig, is_name_prefix, is_topic_name
 
 OPS: Final = ("subscribe", "unsubscribe", "publish", "ping")
 
@@ -52,6 +53,7 @@ class _Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", gc=False):
     consumer: msgspec.Raw = _ABSENT
     ack: msgspec.Raw = _ABSENT
     topics: msgspec.Raw = _ABSENT
+    prefixes: msgspec.Raw = _ABSENT
     node: msgspec.Raw = _ABSENT
     limit: msgspec.Raw = _ABSENT
     max_batch_bytes: msgspec.Raw = _ABSENT
@@ -67,6 +69,7 @@ class _Unsubscribe(msgspec.Struct, tag_field="op", tag="unsubscribe", gc=False):
     request_id: _RequestId = None
     topic: str | None = None
     topics: list[str] | None = None
+    prefixes: list[str] | None = None
 
 
 class _Publish(msgspec.Struct, tag_field="op", tag="publish", gc=False):
@@ -99,9 +102,10 @@ class _Head(msgspec.Struct, gc=False):
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """The list of an unsubscribe, as it was sent."""
+    """What names topics and prefixes, as it was sent."""
 
     topics: msgspec.Raw = _ABSENT
+    prefixes: msgspec.Raw = _ABSENT
 
 
 class CommandLimits(msgspec.Struct, frozen=True):
@@ -117,7 +121,7 @@ class CommandLimits(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Follow these topics, each from its start, with the same options; at least one.
+    """Follow these topics and prefixes, each from its start, with the same options; at least one.
 
     `wait`: wait for topics that do not exist yet.
     """
@@ -126,14 +130,16 @@ class Subscribe(msgspec.Struct, frozen=True):
     starts: dict[str, Start]
     options: SubscriptionOptions
     wait: bool
+    prefixes: dict[str, Start] = {}
 
 
 class Unsubscribe(msgspec.Struct, frozen=True):
-    """Stop following these topics; `is_list`: they came as a list."""
+    """Stop following these topics and prefixes; `is_list`: the topics came as a list."""
 
     request_id: str | None
     names: list[str]
     is_list: bool
+    prefixes: list[str] = []
 
 
 class Publish(msgspec.Struct, frozen=True):
@@ -180,7 +186,8 @@ def decode_command(text: str, limits: CommandLimits) -> Command:
     # Text that no UTF-8 can hold (a lone surrogate) is refused by the decoder's own check.
     body = text.encode("utf-8", "surrogatepass")
     try:
-        check_items(body, _LISTS, {"topics": limits.max_topics})
+        most = {"topics": limits.max_topics, "prefixes": LIVE_PREFIXES_MAX}
+        check_items(body, _LISTS, most)
         sent = decode_json(_MESSAGE, body)
         match sent:
             case _Publish():
@@ -240,10 +247,10 @@ def _string(raw: msgspec.Raw) -> str | None:
 
 
 def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
-    topics = bytes(sent.topics)
-    is_map = topics not in (b"", _NULL)
-    if sent.topic is None and not is_map:
-        raise invalid("one of topic and topics is required", "topic")
+    topics, prefixes = _value(sent.topics), _value(sent.prefixes)
+    is_map = topics != b""
+    if sent.topic is None and not is_map and not prefixes:
+        raise invalid("one of topic, topics and prefixes is required", "topic")
     if sent.topic is not None:
         if is_map:
             raise invalid("give topic or topics, not both", "topics")
@@ -261,6 +268,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
     body = joined(
         (
             ("topics", topics),
+            ("prefixes", prefixes),
             ("node", sent.node),
             ("limit", sent.limit),
             ("max_batch_bytes", sent.max_batch_bytes),
@@ -283,7 +291,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
         field = str(error.detail.get("field", "")).removeprefix(f"topics.{sent.topic}.")
         raise invalid(error.message, field or None) from None
     matcher = None
-    if bytes(sent.filter) not in (b"", _NULL):
+    if _value(sent.filter):
         matcher = Matcher(decode_filter(memoryview(sent.filter), limits.max_node_bytes))
     how = asked.options
     options = SubscriptionOptions(
@@ -294,20 +302,31 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
         strong=how.strong,
         matcher=matcher,
     )
-    return Subscribe(sent.request_id, asked.topics, options, asked.wait)
+    return Subscribe(sent.request_id, asked.topics, options, asked.wait, asked.prefixes)
 
 
 def _unsubscribe(sent: _Unsubscribe) -> Unsubscribe:
+    prefixes = list(dict.fromkeys(sent.prefixes or ()))
+    for index, prefix in enumerate(prefixes):
+        if not is_name_prefix(prefix):
+            raise invalid(f'no topic name begins with "{clipped(prefix)}"', f"prefixes[{index}]")
     if sent.topics is None:
-        if sent.topic is None:
-            raise invalid("one of topic and topics is required", "topic")
-        return Unsubscribe(sent.request_id, [_name(sent.topic, "topic")], is_list=False)
+        if sent.topic is None and not prefixes:
+            raise invalid("one of topic, topics and prefixes is required", "topic")
+        names = [] if sent.topic is None else [_name(sent.topic, "topic")]
+        return Unsubscribe(sent.request_id, names, is_list=False, prefixes=prefixes)
     if sent.topic is not None:
         raise invalid("give topic or topics, not both", "topics")
-    if not sent.topics:
+    if not sent.topics and not prefixes:
         raise invalid("topics must name at least one topic", "topics")
     names = [_name(name, f"topics[{index}]") for index, name in enumerate(sent.topics)]
-    return Unsubscribe(sent.request_id, list(dict.fromkeys(names)), is_list=True)
+    return Unsubscribe(sent.request_id, list(dict.fromkeys(names)), is_list=True, prefixes=prefixes)
+
+
+def _value(raw: msgspec.Raw) -> bytes:
+    """A member as it was sent; empty if it is absent or null."""
+    sent = bytes(raw)
+    return b"" if sent == _NULL else sent
 
 
 def _name(name: str, field: str) -> str:

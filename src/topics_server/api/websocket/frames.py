@@ -148,23 +148,51 @@ def _opening(op: bytes, request_id: str | None) -> bytes:
     return b'{"op":"%b","request_id":%b' % (op, _encode(request_id))
 
 
-def subscribed(request_id: str | None, topics: Iterable[tuple[str, Subscribed]]) -> bytes:
-    """The answer to a subscribe: the start of each topic."""
+def subscribed(
+    request_id: str | None,
+    topics: Iterable[tuple[str, Subscribed]],
+    left_out: Sequence[str] = (),
+) -> bytes:
+    """The answer to a subscribe: the start of each topic.
+
+    `left_out`: topics of its prefixes beyond the most that a socket follows.
+    """
     topics_json = b",".join(
         b'"%b":{"from_seq":%d,"head_seq":%d,"earliest_seq":%d%b}'
         % (name.encode("ascii"), *fields[:3], b',"waiting":true' if fields.is_waiting else b"")
         for name, fields in topics
     )
-    return b'%b,"topics":{%b}}' % (_opening(b"subscribed", request_id), topics_json)
+    more = b',"left_out":%b' % _encode(left_out) if left_out else b""
+    return b'%b,"topics":{%b}%b}' % (_opening(b"subscribed", request_id), topics_json, more)
 
 
-def unsubscribed(request_id: str | None, names: Sequence[str], *, is_list: bool) -> bytes:
-    """The answer to an unsubscribe: its topic, or its topics if it came with a list."""
-    opening = _opening(b"unsubscribed", request_id)
+def unsubscribed(
+    request_id: str | None, names: Sequence[str], prefixes: Sequence[str] = (), *, is_list: bool
+) -> bytes:
+    """The answer to an unsubscribe: its topic, or its topics if it came with a list; its prefixes.
+
+    A command of prefixes alone names no topic.
+    """
+    parts = [_opening(b"unsubscribed", request_id)]
     if is_list:
-        return b'%b,"topics":%b}' % (opening, _encode(names))
-    (name,) = names
-    return b'%b,"topic":"%b"}' % (opening, name.encode("ascii"))
+        parts.append(b',"topics":%b' % _encode(names))
+    elif names:
+        parts.append(b',"topic":%b' % _encode(names[0]))
+    if prefixes:
+        parts.append(b',"prefixes":%b' % _encode(prefixes))
+    return b"%b}" % b"".join(parts)
+
+
+def topic_created(name: str, epoch: int) -> bytes:
+    """A topic of a followed prefix is followed from now on, from its first record."""
+    return b'{"op":"topic_created","topic":"%b","epoch":%d}' % (name.encode("ascii"), epoch)
+
+
+def left_out(most: int, names: Sequence[str]) -> bytes:
+    """These topics match a prefix, but the socket follows its most topics."""
+    message = f"the socket follows {most} topics, its maximum; it leaves out more that match"
+    detail = {"limit": "max_watch_topics", "topics": names}
+    return error(None, TopicsError(Code.THROTTLED, message, detail))
 
 
 def pong(request_id: str | None) -> bytes:

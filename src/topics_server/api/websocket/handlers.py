@@ -44,6 +44,7 @@ from topics_server.api.websocket.commands import (
     check_head,
     decode_command,
 )
+from topics_server.api.websocket.prefixes import SocketPrefixes
 from topics_server.auth.api_keys import ADMIN, EVERYBODY, READ, WRITE, Caller
 from topics_server.auth.authorize import (
     SUBPROTOCOL,
@@ -59,7 +60,7 @@ from topics_server.http.request_ids import NAME as REQUEST_ID
 from topics_server.http.request_ids import request_id
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
-from topics_server.values.errors import Code, StorageError, TopicsError, invalid
+from topics_server.values.errors import Code, StorageError, TopicsError, clipped, invalid
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX, KIB, WS_UNANSWERED_BYTES_MAX
 
 # Commands of one socket that run in one loop turn.
@@ -71,6 +72,8 @@ _LOOK_MS: Final = 60_000
 # So far into a message a `config` is looked for, to name every scope that is missing.
 _NAMED_CHARS_MAX: Final = 4096
 _SCOPES_OF_OPS: Final = {"publish": WRITE, "subscribe": READ}
+# The start of a topic that a prefix brings once it is created.
+_FIRST: Final = Start()
 _REVOKED: Final = "the key of this socket was revoked or changed"
 
 
@@ -163,7 +166,7 @@ class Connection:
         # The stream runs sends by hand, which needs coroutines.
         driven = cast(DrivenSend, send)
         self._stream: BroadcastStream = fanout.open(
-            driven, ws_frames.WS, heartbeat_ms=_LOOK_MS, owner=self
+            driven, ws_frames.WS, heartbeat_ms=_LOOK_MS, owner=self, on_gone=self._gone
         )
         # Answers to publishes, in the order of their commands.
         self._answers: deque[_Answer] = deque()
@@ -177,6 +180,9 @@ class Connection:
         # From the first subscription on whose consumer the server commits for.
         self._acks: AutoAcks | None = None
         settings = state.settings
+        self._prefixes = SocketPrefixes(
+            fanout.dispatcher, caller, self._stream, settings.max_watch_topics
+        )
         self._limits = CommandLimits(
             max_limit=settings.max_limit,
             max_topics=settings.max_watch_topics,
@@ -196,6 +202,7 @@ class Connection:
             raise
         finally:
             self._caller.forget(self._revoke)
+            self._prefixes.stop()
             self._stream.close()
         # Their records are appended even if nothing reads the answers any more.
         await self._until(lambda: not self._lanes)
@@ -250,7 +257,7 @@ class Connection:
                     admit(self._state)
                     self._publish(command, began_ms)
                 case Subscribe():
-                    await self._until(lambda: command.starts.keys().isdisjoint(self._lanes))
+                    await self._until(partial(self._is_settled, command))
                     await self._subscribe(command)
                 case Unsubscribe():
                     self._unsubscribe(command)
@@ -313,23 +320,36 @@ class Connection:
                 check_name(caller, name, "topic")
                 if start.commits:
                     check_scopes(caller, READ | WRITE)
+            for prefix in command.prefixes:
+                check_name(caller, prefix, f"prefixes.{prefix}")
+
+    def _is_settled(self, command: Subscribe) -> bool:
+        """Whether no publish is under way to a topic that the command is about."""
+        starts, prefixes = command.starts, tuple(command.prefixes)
+        return not any(name in starts or name.startswith(prefixes) for name in self._lanes)
 
     async def _subscribe(self, command: Subscribe) -> None:
-        """Follow all topics of the command, or none."""
-        store = admit(self._state)
+        """Follow all topics and prefixes of the command, or none."""
+        store, stream = admit(self._state), self._stream
         resolve = self._fanout.dispatcher.resolve
-        placed = [name for name, start in command.starts.items() if start.is_looked_up]
+        self._prefixes.check(command.prefixes)
+        known = self._prefixes.choose(command.prefixes, {*stream.cursors, *command.starts})
+        starts = command.starts | known
+        placed = [name for name, start in starts.items() if start.is_looked_up]
         views = {name: view for name in placed if (view := resolve(name)) is not None}
         options = command.options
         wanted = None if options.matcher is None else options.matcher.wanted
-        seqs = await begin_seqs(store, views, command.starts, options.nodes, wanted)
-        followed = self._followed()
+        seqs = await begin_seqs(store, views, starts, options.nodes, wanted)
+        followed = {*stream.cursors, *command.starts}
         most = self._state.settings.max_watch_topics
-        if len(followed.union(command.starts)) > most:
+        if len(followed) > most:
             raise invalid(f"at most {most} topics are followed at once", "topics")
+        # Again: topics may have come and gone. One that is new is read from its first record.
+        found = self._prefixes.choose(command.prefixes, followed)
         cursors: list[Cursor] = []
         subscribed: list[tuple[str, ws_frames.Subscribed]] = []
-        for name, start in command.starts.items():
+        for name in (*command.starts, *found):
+            start = starts.get(name, _FIRST)
             # A topic that was made again since it was looked at is told as that.
             view = views.get(name) or resolve(name)
             if view is None and command.wait and start.consumer is None:
@@ -344,10 +364,14 @@ class Connection:
             subscribed.append(
                 (name, ws_frames.Subscribed(from_seq, view.head_seq, view.earliest_seq))
             )
-        self._stream.push(ws_frames.subscribed(command.request_id, subscribed))
+        left_out = self._prefixes.left_out if command.prefixes else ()
+        stream.push(ws_frames.subscribed(command.request_id, subscribed, left_out))
+        self._prefixes.begin(command.prefixes, options)
+        self._prefixes.brought.difference_update(command.starts)
+        self._prefixes.brought.update(found)
         for cursor in cursors:
-            self._ack(cursor, command.starts[cursor.name])
-            self._stream.follow(cursor, command.options)
+            self._ack(cursor, starts.get(cursor.name, _FIRST))
+            stream.follow(cursor, options)
 
     def _ack(self, cursor: Cursor, start: Start) -> None:
         """Commit for the consumer of a subscription, if it asks for that, instead of any before."""
@@ -362,22 +386,33 @@ class Connection:
             self._acks.remove(cursor.name)
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
-        for name in command.names:
+        names, prefixes = command.names, command.prefixes
+        for prefix in prefixes:
+            if not self._prefixes.follows(prefix):
+                raise invalid(f'prefix "{clipped(prefix)}" is not subscribed to', "prefixes")
+        for name in names:
             if not self._stream.follows(name):
                 raise invalid(f'topic "{name}" is not subscribed to', "topic")
-        for name in command.names:
+            by_prefix = self._prefixes.prefix_of(name, prefixes)
+            if by_prefix is not None:
+                message = f'topic "{name}" has prefix "{clipped(by_prefix)}": unsubscribe that'
+                raise invalid(message, "topic")
+        self._prefixes.end(prefixes)
+        for name in names:
             self._stream.unfollow(name)
             if self._acks is not None:
                 self._acks.remove(name)
-        names, is_list = command.names, command.is_list
-        self._stream.push(ws_frames.unsubscribed(command.request_id, names, is_list=is_list))
+        answer = ws_frames.unsubscribed(
+            command.request_id, names, prefixes, is_list=command.is_list
+        )
+        self._stream.push(answer)
+        self._prefixes.fill()
 
-    def _followed(self) -> set[str]:
-        """The followed topics; topics deleted meanwhile are removed."""
-        stream = self._stream
-        for name in [name for name in stream.cursors if not stream.follows(name)]:
-            stream.unfollow(name)
-        return set(stream.cursors)
+    def _gone(self, name: str) -> None:
+        """The client was told that a followed topic is deleted; one of a prefix may come again."""
+        self._stream.unfollow(name)
+        self._prefixes.brought.discard(name)
+        self._prefixes.fill()
 
     # --- publishing ---------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ WATCH: Final = Section(
     (
         LimitRow("`topics`", Limit("max_watch_topics", "topics")),
         LimitRow("`topic`, and each name in `topics`", _NAME),
-        LimitRow("`prefixes` of a session", Limit("LIVE_PREFIXES_MAX", "prefixes")),
+        LimitRow("`prefixes` of a session or a socket", Limit("LIVE_PREFIXES_MAX", "prefixes")),
         *_NODE_FILTER,
         *_FILTER,
         LimitRow(
