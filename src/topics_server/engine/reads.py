@@ -30,6 +30,7 @@ from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block
+from topics_server.values.errors import topic_not_found
 from topics_server.values.limits import PAGE_BYTES_MAX
 
 
@@ -54,13 +55,19 @@ class Reads:
             if request.start is not None:
                 request = await self._placed(topic, request, now_ms)
                 continue  # the topic may have changed meanwhile
+            if search is not None:
+                search.of_topic(topic.topic_id)
             upto_seq = _upto_seq(topic, request, now_ms)
             plan = plan_page(topic, request, now_ms, upto_seq, search)
             if plan.unsearched:
                 assert search is not None
+                search.after = max(request.from_seq, topic.log.earliest_seq - 1)
+                search.ahead_rows, search.ahead_bytes = request.limit, request.max_bytes
                 await self._fetcher.search(topic, plan.unsearched, search)
                 continue
-            page = await self._fetcher.complete(topic, plan)
+            page = await self._fetcher.complete(
+                topic, plan, None if search is None else search.ahead
+            )
             if page is None:
                 continue  # something moved or was found damaged: plan again
             # Nothing can come into a range that ends below the head.
@@ -72,7 +79,7 @@ class Reads:
                 return page
             request = msgspec.structs.replace(request, from_seq=page.next_from_seq)
             if search is not None:
-                search.found.clear()
+                search.forget()
             if page.caught_up and topic.log.head_seq == page.head_seq:
                 await change_or_timeout(self._notifier, topic.topic_id, left_ms)
             else:
@@ -102,6 +109,8 @@ class Reads:
         search = None if wanted is None else Search(wanted)
         while True:
             topic, now_ms = self._read_by(name)
+            if search is not None:
+                search.of_topic(topic.topic_id)
             asked = _within(topic, request, now_ms)
             plan = plan_backward(topic, asked, now_ms, search)
             if plan.unsearched:
@@ -154,14 +163,15 @@ class Reads:
             plan = plan_backward(topic, asked, now_ms, search)
             if plan.unsearched:
                 assert search is not None
-                await self._fetcher.search(topic, plan.unsearched, search)
+                if not await self._fetcher.search(topic, plan.unsearched, search):
+                    raise topic_not_found(topic.name)
                 continue
             count -= len(plan.seqs)
             if count <= 0:
                 return plan.seqs[-1] - 1
             before = plan.next_before_seq
             if search is not None:
-                search.found.clear()
+                search.forget()
             await asyncio.sleep(0)
         return earliest - 1
 
@@ -184,11 +194,12 @@ class Reads:
     async def read_rows(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[Block, int]]:
         """The records of these seqs (ascending), each as a block and its row in it.
 
-        What is deleted, lost or found damaged is left out.
+        What is deleted, lost or found damaged is left out. Raises `topic_not_found` once the topic
+        is dropped.
         """
-        page = None
-        while page is None:
-            page = await self._fetcher.complete(topic, plan_rows(topic, seqs))
+        while (page := await self._fetcher.complete(topic, plan_rows(topic, seqs))) is None:
+            if self._registry.get(topic.topic_id) is not topic:
+                raise topic_not_found(topic.name)
         return [(piece.block, row) for piece in page.pieces for row in piece.rows]
 
     def resident_rows(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | None:

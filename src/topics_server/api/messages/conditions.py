@@ -16,7 +16,7 @@ import msgspec
 from topics_server.api.messages.filters import decode_filter
 from topics_server.auth.api_keys import READ, WRITE, Caller
 from topics_server.auth.authorize import check_scopes
-from topics_server.engine.filters import AllOf, AnyOf, Filter, Not
+from topics_server.engine.filters import AllOf, AnyOf, Filter, Not, TagLeaf
 from topics_server.engine.topic.writes.condition import Condition
 from topics_server.values.appends import decode_json
 from topics_server.values.errors import Code, TopicsError, invalid
@@ -41,6 +41,8 @@ class _Conditional(msgspec.Struct, gc=False):
     if_: msgspec.Raw = msgspec.field(default=_ABSENT, name="if")
 
 
+_NOTHING: Final = Condition()
+_ABSENT_ONLY: Final = Condition(exists=False)
 _IF: Final = msgspec.json.Decoder(_If)
 _CONDITIONAL: Final = msgspec.json.Decoder(_Conditional)
 
@@ -100,9 +102,9 @@ def decode_condition(sent: bytes, max_node_bytes: int) -> Condition | None:
     if none_match is None and found.after is not None:
         raise invalid("if.after needs if.none_match", "if.after")
     condition = Condition(found.exists, found.epoch, found.head_seq, none_match, found.after or 0)
-    if condition == Condition():
+    if condition == _NOTHING:
         raise invalid("if needs one of head_seq, none_match, exists and epoch", "if")
-    if found.exists is False and condition != Condition(exists=False):
+    if found.exists is False and condition != _ABSENT_ONLY:
         raise invalid(
             "if.exists: false cannot be combined with other conditions on the topic", "if.exists"
         )
@@ -113,7 +115,7 @@ def _filter_of(sent: bytes, max_node_bytes: int) -> Filter | None:
     if sent in (b"", b"null"):
         return None
     wanted = decode_filter(sent, max_node_bytes, "if.none_match")
-    if _has_not(wanted):
+    if not isinstance(wanted, TagLeaf) and _has_not(wanted):
         raise invalid("a condition's filter must not have Not", "if.none_match")
     return wanted
 

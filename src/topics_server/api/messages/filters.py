@@ -34,6 +34,10 @@ def decode_filter(sent: bytes | memoryview, max_node_bytes: int, where: str = "f
         value = decode_json(_ANYTHING, bytes(sent))
     except TopicsError as error:
         raise invalid(f"{where} is not JSON: {error.message}", where) from None
+    if isinstance(value, str):
+        # The most frequent one.
+        check_tag(value, where)
+        return TagLeaf((TagMatch(value),))
     return _Parser(max_node_bytes).parse(value, where, 1)
 
 

@@ -32,6 +32,10 @@ class BlockCache:
             self._blocks.move_to_end(key)
         return block
 
+    def has(self, key: BlockKey) -> bool:
+        """Whether the block is there, as far as another thread can tell."""
+        return key in self._blocks
+
     def put(self, key: BlockKey, block: Block) -> None:
         """Keep a block; a block larger than the whole cache is not kept."""
         if key in self._blocks or _cost(block) > self.max_bytes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from topics_server.engine.filters import AllOf, AnyOf, Filter, Matcher, NodeLeaf, Not, TagLeaf
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.engine.ports import SealedIndex
+from topics_server.values.blocks import Block
 from topics_server.values.limits import (
     PAGE_LOOKUPS_MAX,
     SEARCHED_AT_ONCE,
@@ -65,14 +66,33 @@ def _bits(index: SealedIndex, wanted: Filter, find_tags: TagSearch) -> _Bits:
 class Search:
     """A filter and what was found of it so far, for one page.
 
-    `found` has the rows of each searched segment: ascending, dead ones included.
+    `found` has the rows of each searched segment: ascending, dead ones included. `ahead` has rows
+    that were read with the search, by segment and row, each as a block: those of a page behind
+    `after`, at most `ahead_rows`, until they have `ahead_bytes`.
     """
 
     def __init__(self, wanted: Filter, matcher: Matcher | None = None) -> None:
         self.wanted = wanted
         self.matcher = Matcher(wanted) if matcher is None else matcher
         self.found: dict[int, Rows] = {}
+        self.ahead: dict[tuple[int, int], Block] = {}
+        self.after = self.ahead_rows = self.ahead_bytes = 0
+        self._topic_id: int | None = None
         self._began = self.matcher.spent
+
+    def of_topic(self, topic_id: int) -> None:
+        """The search is of this topic; what was found in an earlier one of its name is forgotten.
+
+        Segments of both may have the same ids.
+        """
+        if topic_id != self._topic_id:
+            self._topic_id = topic_id
+            self.forget()
+
+    def forget(self) -> None:
+        """Search again for the next page."""
+        self.found.clear()
+        self.ahead.clear()
 
     def begin(self) -> None:
         """A page is planned from here on."""

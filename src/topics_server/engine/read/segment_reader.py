@@ -6,17 +6,20 @@ and read is not an error: the plan is made again. Called by `engine/store` only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from topics_server.engine.answers import Page
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import Rows
-from topics_server.engine.ports import SegmentsPort
+from topics_server.engine.ports import SealedIndex, SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache
 from topics_server.engine.read.filtered import Search, search_segment
-from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, complete
+from topics_server.engine.read.page import FEW_ROWS, Fetch, PagePlan, SealedPiece, complete
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
@@ -73,10 +76,13 @@ class Fetcher:
             return None
         return slice_block(block, fetch.first_row - group, fetch.end_row - group)
 
-    async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
-        """The page of a plan; `None` if the plan must be made again.
+    async def complete(
+        self, topic: Topic, plan: PagePlan, ahead: Mapping[tuple[int, int], Block] | None = None
+    ) -> Page | None:
+        """The page of a plan; `None` if the plan must be made again, or the topic is dropped.
 
-        Raises `StorageError` when a segment that is still listed cannot be read.
+        `ahead`: rows that were read already, see `Search`. Raises `StorageError` when a segment
+        that is still listed cannot be read.
         """
         wanted = plan.fetches()
         if not wanted:
@@ -86,6 +92,8 @@ class Fetcher:
         missing: list[Fetch] = []
         for fetch in wanted:
             block = self._cached(topic_id, fetch)
+            if block is None and ahead and not fetch.is_group:
+                block = ahead.get((fetch.segment_id, fetch.first_row))
             if block is not None:
                 fetched[fetch] = block
             else:
@@ -136,12 +144,17 @@ class Fetcher:
                 # No reader gets these rows: they are evicted, deleted, or known as damaged.
                 unwanted += damage.ranges
             except StorageError:
-                if fetch.segment_id in topic.log.segment_ids():
+                if self._has(topic, fetch.segment_id):
                     raise
                 return None
             else:
                 self._keep(topic_id, fetch, block)
                 return block
+
+    def _has(self, topic: Topic, segment_id: int) -> bool:
+        """Whether neither the topic nor this segment of it was dropped."""
+        is_there = self._registry.get(topic.topic_id) is topic
+        return is_there and segment_id in topic.log.segment_ids()
 
     async def check(self, topic: Topic, segment_id: int, first_row: int, end_row: int) -> int:
         """Read rows as for a reader, for the scrub; returns how many records were found lost.
@@ -151,14 +164,14 @@ class Fetcher:
         unwanted: list[tuple[int, int]] = []
         lost = topic.log.damaged_records
         at = topic.topic_id, segment_id, first_row
-        while segment_id in topic.log.segment_ids():
+        while self._has(topic, segment_id):
             try:
                 await self._offload.run(partial(self._segments.read, *at, end_row, tuple(unwanted)))
             except Damaged as damage:
                 self._note_damage(topic, segment_id, damage)
                 unwanted += damage.ranges
             except StorageError:
-                if segment_id in topic.log.segment_ids():
+                if self._has(topic, segment_id):
                     raise
             else:
                 break
@@ -169,7 +182,7 @@ class Fetcher:
         try:
             await self._offload.run(partial(self._segments.check_index, topic.topic_id, segment_id))
         except StorageError as error:
-            if segment_id not in topic.log.segment_ids():
+            if not self._has(topic, segment_id):
                 return False
             log.error("topic %s: the index of segment %d: %s", topic.name, segment_id, error)
             return True
@@ -217,16 +230,17 @@ class Fetcher:
                 raise error
         return found
 
-    async def search(self, topic: Topic, segment_ids: Sequence[int], search: Search) -> None:
+    async def search(self, topic: Topic, segment_ids: Sequence[int], search: Search) -> bool:
         """Search segments for the rows that pass a filter; dropped segments are left out.
 
-        Raises `StorageError` when a listed segment cannot be searched.
+        Rows of a page are read with the search if they are few. Returns whether the topic still
+        exists. Raises `StorageError` when a listed segment cannot be searched.
         """
         topic_id = topic.topic_id
         indexes = {run.segment_id: run.index for run in topic.log.sealed()}
         wanted = [(each, indexes[each]) for each in segment_ids if each in indexes]
 
-        def search_all() -> dict[int, Rows]:
+        def search_all() -> tuple[dict[int, Rows], dict[tuple[int, int], Block]]:
             found: dict[int, Rows] = {}
             for segment_id, index in wanted:
                 find = partial(self._segments.find_tags, topic_id, segment_id)
@@ -234,15 +248,51 @@ class Fetcher:
                     found[segment_id] = search_segment(index, search.wanted, find)
                 except StorageError as error:
                     failed[segment_id] = error
-            return found
+            return found, self._read_ahead(topic_id, search, indexes, found)
 
         failed: dict[int, StorageError] = {}
-        found = await self._offload.run(search_all)
-        segment_ids = topic.log.segment_ids()
+        found, ahead = await self._offload.run(search_all)
         for segment_id, error in failed.items():
-            if segment_id in segment_ids:
+            if self._has(topic, segment_id):
                 raise error
+        if self._registry.get(topic_id) is not topic:
+            return False
         search.found.update(found)
+        search.ahead.update(ahead)
+        return True
+
+    def _read_ahead(
+        self,
+        topic_id: int,
+        search: Search,
+        indexes: Mapping[int, SealedIndex],
+        found: Mapping[int, Rows],
+    ) -> dict[tuple[int, int], Block]:
+        """*Blocking.* The rows that a page will show, as far as it reads each of them alone.
+
+        A guess, which saves the page a second call: whatever is missing is read as ever.
+        """
+        ahead: dict[tuple[int, int], Block] = {}
+        left, bytes_left = search.ahead_rows - len(search.ahead), search.ahead_bytes
+        for segment_id, rows in found.items():
+            first_row = max(0, search.after + 1 - indexes[segment_id].first_seq)
+            start = int(np.searchsorted(rows, first_row))
+            picked = rows[start : start + min(left, _READ_TOGETHER)].tolist()
+            groups = Counter(row // BLOCK_RECORDS_MAX for row in picked)
+            if not picked or max(groups.values()) > FEW_ROWS:
+                continue
+            for row in picked:
+                if self._cache.has((topic_id, segment_id, row - row % BLOCK_RECORDS_MAX)):
+                    continue
+                try:
+                    block = self._segments.read(topic_id, segment_id, row, row + 1)
+                except StorageError:
+                    return ahead
+                ahead[segment_id, row] = block
+                left, bytes_left = left - 1, bytes_left - len(block.body)
+                if not left or bytes_left <= 0:
+                    return ahead
+        return ahead
 
     def disk_bytes(self, topic_id: int) -> int:
         """Bytes of the topic's sealed files, hot and cold."""

@@ -546,9 +546,12 @@ class SubscriptionDispatcher:
             page_plan = plan(topic, position, upto_seq, self._clock.now_ms(), search)
             while page_plan.unsearched:
                 assert search is not None
-                await self._fetcher.search(topic, page_plan.unsearched, search)
+                if not await self._fetcher.search(topic, page_plan.unsearched, search):
+                    break  # the topic was dropped
                 page_plan = plan(topic, position, upto_seq, self._clock.now_ms(), search)
-            page = await self._fetcher.complete(topic, page_plan)
+            page = None
+            if not page_plan.unsearched:
+                page = await self._fetcher.complete(topic, page_plan)
             if page is not None:
                 batch = build_batch(topic.name, position, page, upto_seq)
         except StorageError as failed:

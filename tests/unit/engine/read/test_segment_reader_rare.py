@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -11,11 +11,12 @@ import pytest
 
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import RULES, NowOffload, Rig
-from topics_server.engine.answers import BackwardRequest, Page, ReadRequest
+from topics_server.engine.answers import BackwardRequest, Page, ReadRequest, ReadStart
 from topics_server.engine.filters import Not, TagLeaf
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.appends import decode_append
 from topics_server.values.blocks import Block
+from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import PAGE_BYTES_MAX
 from topics_server.values.model import LossReason, TagMatch
 
@@ -83,7 +84,7 @@ async def test_rare_rows_are_read_alone_and_in_one_call() -> None:
     await bench.fill()
     page = await bench.read()
     assert seqs_of(page) == list(range(100, 1001, 100))
-    assert bench.offload.calls == 2, "one searches, one reads"
+    assert bench.offload.calls == 1, "it searches and reads"
     assert bench.rows == [(seq - 1, seq) for seq in range(100, 1001, 100)]
     # Backwards as well.
     bench.rows.clear()
@@ -138,7 +139,10 @@ async def test_segments_are_searched_as_far_as_there_are_not_enough() -> None:
     bench.offload.calls = 0
     assert len(seqs_of(await bench.read())) == 10
     assert searched == [1, 2, 3, 4]
-    assert bench.offload.calls == 4, "one segment, two, the last one, and the rows"
+    assert bench.offload.calls == 3, "one segment, two, the last one, each with its rows"
+    assert [row[0] + 1 for row in bench.rows[-10:]] == [
+        each - 256 * ((each - 1) // 256) for each in range(100, 1001, 100)
+    ]
 
 
 async def test_damage_among_rare_rows_is_told_as_ever() -> None:
@@ -156,3 +160,92 @@ async def test_damage_among_rare_rows_is_told_as_ever() -> None:
     page = await bench.read(from_seq=300)
     assert (seqs_of(page), page.gap) == (list(range(400, 1001, 100)), None)
     assert topic.log.damaged_records == 1
+
+
+async def test_no_more_is_read_with_a_search_than_the_page_may_have() -> None:
+    bench = Bench(RECORDS)
+    topic = await bench.fill()
+    request = ReadRequest(0, 10, 1, filter=RARE)
+    assert seqs_of(await bench.rig.store.read("t", request)) == [100]
+    assert bench.rows == [(99, 100)]
+    # Deleted rows and those in front of the cursor are no rows of the page.
+    await bench.rig.store.delete_seqs("t", [400])
+    bench.rows.clear()
+    assert seqs_of(await bench.read(limit=3, from_seq=299)) == [300, 500, 600]
+    assert bench.rows == [(299, 300), (399, 400), (499, 500), (599, 600)]
+    assert topic.log.damaged_records == 0
+
+
+class Meddler(CountedOffload):
+    """Does something to the topic before the first call comes back."""
+
+    def __init__(self, meddle: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self.meddle: Callable[[], Awaitable[object]] | None = meddle
+
+    async def run(self, call: Callable[[], T]) -> T:
+        found = await super().run(call)
+        if self.meddle is not None:
+            meddle, self.meddle = self.meddle, None
+            await meddle()
+        return found
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+async def test_a_topic_that_is_made_again_during_a_search_is_searched_anew(
+    is_backward: bool,
+) -> None:
+    """Its segments have the ids of the old ones."""
+    bench = Bench(RECORDS)
+    await bench.fill()
+
+    async def make_again() -> None:
+        await bench.rig.store.drop_topic("t", if_empty=False)
+        bench.rig.fetcher._offload = NowOffload()
+        await bench.rig.append("t", *range(150), tag="often")
+        await bench.rig.append("t", 151, tag="rare")
+        await bench.rig.sealer.tend(bench.rig.registry.existing("t"), force_seal=True)
+
+    bench.rig.fetcher._offload = Meddler(make_again)
+    if is_backward:
+        asked = BackwardRequest(RECORDS + 1, 0, 10, PAGE_BYTES_MAX)
+        found = await bench.rig.store.read_backward("t", asked, RARE)
+        assert [piece.block.first_seq + piece.rows[0] for piece in found.pieces] == [151]
+    else:
+        assert seqs_of(await bench.read()) == [151]
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "last", "plain"])
+async def test_a_topic_that_is_dropped_during_a_read_is_not_found(kind: str) -> None:
+    """Its files may be gone by then: that is no failure of the disk."""
+    bench = Bench(RECORDS)
+    topic = await bench.fill()
+
+    async def drop() -> None:
+        await bench.rig.store.drop_topic("t", if_empty=False)
+        bench.rig.segments.drop_topic(topic.topic_id)
+
+    bench.rig.fetcher._offload = Early(drop)
+    store = bench.rig.store
+    last = ReadRequest(0, 10, PAGE_BYTES_MAX, filter=RARE, start=ReadStart(last=3))
+    reading: dict[str, Callable[[], Awaitable[object]]] = {
+        "forward": bench.read,
+        "backward": lambda: store.read_backward(
+            "t", BackwardRequest(RECORDS + 1, 0, 10, PAGE_BYTES_MAX), RARE
+        ),
+        "last": lambda: store.read("t", last),
+        "plain": lambda: bench.rig.read("t"),
+    }
+    with pytest.raises(TopicsError) as refused:
+        await reading[kind]()
+    assert refused.value.code is Code.TOPIC_NOT_FOUND
+
+
+class Early(Meddler):
+    """Does it before the first call begins."""
+
+    async def run(self, call: Callable[[], T]) -> T:
+        if self.meddle is not None:
+            meddle, self.meddle = self.meddle, None
+            await meddle()
+        return await super().run(call)

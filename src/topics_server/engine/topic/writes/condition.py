@@ -79,11 +79,12 @@ class ConditionCheck:
         self.found: dict[int, Rows] = {}
         self._counts = counts
         self._topic: Topic | None = None
+        # Made once a record has to be looked at by itself.
         self._matcher: Matcher | None = None
-        self._tags: tuple[TagMatch, ...] | None = None
-        if condition.none_match is not None:
-            self._matcher = Matcher(condition.none_match)
-            self._tags = _any_of_tags(condition.none_match)
+        wanted = condition.none_match
+        self._tags = None if wanted is None else _any_of_tags(wanted)
+        # The tags themselves, if there is no prefix among them.
+        self._exact = None if self._tags is None else _exact(self._tags)
         # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
         self._clear_seq = condition.after
         self._clear_lsn = 0
@@ -112,21 +113,21 @@ class ConditionCheck:
             raise self._failed(message, _detail(topic, "epoch"))
         if condition.head_seq is not None:
             self._decide_head(topic, log, condition.head_seq)
-        if self._matcher is not None:
-            self._decide_none(topic, self._matcher, now_ms)
+        if condition.none_match is not None:
+            self._decide_none(topic, condition.none_match, now_ms)
         self._counts.met += 1
 
     def _decide_head(self, topic: Topic, log: Log, wanted: int) -> None:
         head_seq = log.head_seq
-        message = f"the topic's head is {head_seq}, not {wanted}"
-        if head_seq > wanted:
-            raise self._failed(message, _detail(topic, "head", wanted + 1))
-        for staged in topic.staging.assigning():
-            raise UndecidedError(topic, staged.lsn)
-        if head_seq < wanted:
-            raise self._failed(message, _detail(topic, "ahead"))
+        if head_seq <= wanted:
+            for staged in topic.staging.assigning():
+                raise UndecidedError(topic, staged.lsn)
+        if head_seq != wanted:
+            message = f"the topic's head is {head_seq}, not {wanted}"
+            detail = _detail(topic, "head", wanted + 1) if head_seq > wanted else None
+            raise self._failed(message, detail or _detail(topic, "ahead"))
 
-    def _decide_none(self, topic: Topic, matcher: Matcher, now_ms: int) -> None:
+    def _decide_none(self, topic: Topic, wanted: Filter, now_ms: int) -> None:
         after = self.condition.after
         if self._topic is not topic:
             # Segments of a topic that was created again have the ids of the old one's.
@@ -138,10 +139,10 @@ class ConditionCheck:
         if _is_trimmed(topic, after, now_ms):
             message = f"records after {after} were lost or have expired: nothing tells their tags"
             raise self._failed(message, _detail(topic, "trimmed"))
-        rows_left = self._search_log(topic, matcher, _ROWS_MAX)
-        self._search_staged(topic, matcher, rows_left)
+        rows_left = self._search_log(topic, wanted, _ROWS_MAX)
+        self._search_staged(topic, wanted, rows_left)
 
-    def _search_log(self, topic: Topic, matcher: Matcher, rows_left: int) -> int:
+    def _search_log(self, topic: Topic, wanted: Filter, rows_left: int) -> int:
         """Search the visible records; returns how many more may be examined now."""
         log = topic.log
         runs = log.runs
@@ -157,7 +158,7 @@ class ConditionCheck:
                     live = run.live_rows_of(rows[np.searchsorted(rows, first_row) :])
                     row = int(live[0]) if len(live) else -1
                 else:
-                    row, end_row, cost = self._search_run(run, matcher, first_row, rows_left)
+                    row, end_row, cost = self._search_run(run, wanted, first_row, rows_left)
             if row >= 0:
                 seq = run.first_seq + row
                 raise self._failed(f"record {seq} matches", _detail(topic, "match", seq))
@@ -169,7 +170,7 @@ class ConditionCheck:
         return rows_left
 
     def _search_run(
-        self, run: Run, matcher: Matcher, first_row: int, rows_left: int
+        self, run: Run, wanted: Filter, first_row: int, rows_left: int
     ) -> tuple[int, int, int]:
         """The first live row that passes, or -1; the end of the rows examined; their cost."""
         dead = run.dead
@@ -185,6 +186,9 @@ class ConditionCheck:
             assert isinstance(run, OpenBlock)
             tags, nodes = run.tags, run.nodes
         end_row = min(run.count, first_row + max(0, rows_left))
+        if self._exact is not None and self._exact.isdisjoint(tags[first_row:end_row]):
+            return -1, end_row, end_row - first_row
+        matcher = self._matcher_of(wanted)
         spent_max = matcher.spent + _LOOKUPS_MAX
         for row in range(first_row, end_row):
             if not dead[row] and matcher(tags[row], nodes[row]):
@@ -193,7 +197,7 @@ class ConditionCheck:
                 return -1, row + 1, rows_left
         return -1, end_row, end_row - first_row
 
-    def _search_staged(self, topic: Topic, matcher: Matcher, rows_left: int) -> None:
+    def _search_staged(self, topic: Topic, wanted: Filter, rows_left: int) -> None:
         after = self.condition.after
         for staged in topic.staging.assigning():
             if staged.lsn <= self._clear_lsn or staged.last_seq <= after:
@@ -205,6 +209,9 @@ class ConditionCheck:
             assert entry.decoded is not None, "a live append is decoded"
             first = max(self._clear_count, after + 1 - staged.first_seq)
             tags, nodes = entry.decoded.tags, entry.decoded.nodes
+            if self._exact is not None and self._exact.isdisjoint(tags[first:]):
+                first = staged.count
+            matcher = self._matcher_of(wanted)
             spent_max = matcher.spent + _LOOKUPS_MAX
             for index in range(first, staged.count):
                 if matcher(tags[index], nodes[index]):
@@ -216,6 +223,11 @@ class ConditionCheck:
             rows_left -= staged.count
             if rows_left <= 0:
                 raise UndecidedError(topic, None)
+
+    def _matcher_of(self, wanted: Filter) -> Matcher:
+        if self._matcher is None:
+            self._matcher = Matcher(wanted)
+        return self._matcher
 
     def _failed(self, message: str, detail: dict[str, object]) -> TopicsError:
         self._counts.failed += 1
@@ -251,13 +263,27 @@ def _any_of_tags(wanted: Filter) -> tuple[TagMatch, ...] | None:
     return None
 
 
+def _exact(tags: tuple[TagMatch, ...]) -> frozenset[str | None] | None:
+    """The texts of tags none of which is a prefix."""
+    if len(tags) == 1:
+        (only,) = tags
+        return None if only.is_prefix else frozenset((only.text,))
+    if any(match.is_prefix for match in tags):
+        return None
+    return frozenset(match.text for match in tags)
+
+
 def _is_trimmed(topic: Topic, after: int, now_ms: int) -> bool:
     """Whether a record behind `after` was lost or has expired."""
     log = topic.log
     if after >= log.head_seq:
         return False
-    if after + 1 < log.evict_floor or any(hole.last_seq > after for hole in log.holes):
+    if after + 1 < log.evict_floor:
         return True
+    if log.holes and any(hole.last_seq > after for hole in log.holes):
+        return True
+    if not topic.config.ttl_ms:
+        return False
     earliest_seq = retention.first_unexpired(log, topic.config.ttl_ms, now_ms)
     return earliest_seq > log.earliest_seq and log.next_live(after + 1) < earliest_seq
 
