@@ -58,6 +58,7 @@ NOT_RUN = {
     ("docs/EMBEDDING.md", "FastAPI"): "tests/browser/test_embedded.py runs the same file",
     ("README.md", "new EventSource"): "lines of a page; tests/browser/test_live.py runs them",
     ("docs/READS.md", "new EventSource"): "lines of a page; as those of README.md",
+    ("docs/READS.md", '"op": "subscribe"'): "a message; tests/api/watch/test_ws_prefixes.py",
     ("docs/EMBEDDING.md", "new EventSource"): "a line of a page; tests/browser/test_embedded.py",
     ("docs/BACKUP.md", "topics backup DIR"): "names of a reader; tests/cli/server/test_backup.py",
     ("docs/BACKUP.md", "topics backups ls"): "names of a reader; tests/cli/server/test_backup.py",

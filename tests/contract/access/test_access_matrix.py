@@ -280,6 +280,8 @@ def named(sent: Any, name: str) -> Any:
     """The request with the name in it."""
     if isinstance(sent, dict):
         return {named(key, name): named(value, name) for key, value in sent.items()}
+    if isinstance(sent, list):
+        return [named(value, name) for value in sent]
     return sent.replace("{name}", name).replace("{topic}", name) if isinstance(sent, str) else sent
 
 
