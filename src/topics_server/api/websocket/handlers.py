@@ -257,7 +257,7 @@ class Connection:
                     admit(self._state)
                     self._publish(command, began_ms)
                 case Subscribe():
-                    await self._until(partial(self._is_settled, command))
+                    await self._until(partial(self._is_published, command))
                     await self._subscribe(command)
                 case Unsubscribe():
                     self._unsubscribe(command)
@@ -323,7 +323,7 @@ class Connection:
             for prefix in command.prefixes:
                 check_name(caller, prefix, f"prefixes.{prefix}")
 
-    def _is_settled(self, command: Subscribe) -> bool:
+    def _is_published(self, command: Subscribe) -> bool:
         """Whether no publish is under way to a topic that the command is about."""
         starts, prefixes = command.starts, tuple(command.prefixes)
         return not any(name in starts or name.startswith(prefixes) for name in self._lanes)
