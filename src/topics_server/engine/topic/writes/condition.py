@@ -19,6 +19,7 @@ from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import DecodedAppend
 from topics_server.values.entries import RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import TagMatch
@@ -208,20 +209,27 @@ class ConditionCheck:
                 raise UndecidedError(topic, staged.lsn)
             assert entry.decoded is not None, "a live append is decoded"
             first = max(self._clear_count, after + 1 - staged.first_seq)
-            tags, nodes = entry.decoded.tags, entry.decoded.nodes
-            if self._exact is not None and self._exact.isdisjoint(tags[first:]):
-                first = staged.count
-            matcher = self._matcher_of(wanted)
-            spent_max = matcher.spent + _LOOKUPS_MAX
-            for index in range(first, staged.count):
-                if matcher(tags[index], nodes[index]):
-                    raise UndecidedError(topic, staged.lsn)
-                if matcher.spent >= spent_max:
-                    self._clear_count = index + 1
-                    raise UndecidedError(topic, None)
+            tags = entry.decoded.tags
+            if self._exact is None:
+                self._search_columns(topic, wanted, staged.lsn, entry.decoded, first)
+            elif not self._exact.isdisjoint(tags[first:]):
+                raise UndecidedError(topic, staged.lsn)
             self._clear_lsn, self._clear_count = staged.lsn, 0
             rows_left -= staged.count
             if rows_left <= 0:
+                raise UndecidedError(topic, None)
+
+    def _search_columns(
+        self, topic: Topic, wanted: Filter, lsn: int, decoded: DecodedAppend, first: int
+    ) -> None:
+        """Look at the records of a staged entry from `first` on, one by one."""
+        matcher, tags, nodes = self._matcher_of(wanted), decoded.tags, decoded.nodes
+        spent_max = matcher.spent + _LOOKUPS_MAX
+        for index in range(first, decoded.count):
+            if matcher(tags[index], nodes[index]):
+                raise UndecidedError(topic, lsn)
+            if matcher.spent >= spent_max:
+                self._clear_count = index + 1
                 raise UndecidedError(topic, None)
 
     def _matcher_of(self, wanted: Filter) -> Matcher:
