@@ -23,8 +23,8 @@ export class Unreachable extends Error {
   }
 }
 
-// Statuses that pass by themselves. Another 5xx means a wrong proxy or a wrong address.
-const PASSING = new Set([429, 500, 503]);
+// Statuses that pass by themselves; 502 and 504 are those of a proxy whose server restarts.
+const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const passes = (error) => error instanceof Unreachable || (error instanceof Refused && PASSING.has(error.status));
 
 const HEARTBEAT_MS = 15_000;
@@ -33,6 +33,8 @@ const QUIET_MS = 2 * HEARTBEAT_MS + 5_000;
 const SAVE_EVERY_MS = 1_000;
 // How often a tab looks by itself although no other tab rang.
 const LOOK_EVERY_MS = 30_000;
+// A server that asks for a longer pause is asked again after this; a timer takes no number of more than 31 bits.
+const RETRY_AFTER_MS_MAX = 3_600_000;
 
 // -- items ------------------------------------------------------------------------------------------
 
@@ -235,12 +237,12 @@ function parsedCursor(text) {
 }
 
 function retryAfterMs(response, detail) {
-  if (Number.isFinite(detail?.retry_after_ms)) return Math.max(0, detail.retry_after_ms);
   const value = response.headers.get("retry-after");
-  if (value === null) return 0;
-  const seconds = Number(value);
-  const ms = Number.isFinite(seconds) ? seconds * 1000 : Date.parse(value) - Date.now();
-  return Number.isFinite(ms) ? Math.max(0, ms) : 0;
+  const ms = Number.isFinite(detail?.retry_after_ms) ? detail.retry_after_ms
+    : value === null ? 0
+    : /^\d+$/.test(value) ? Number(value) * 1000
+    : Date.parse(value) - Date.now();
+  return Number.isNaN(ms) ? 0 : Math.min(Math.max(0, ms), RETRY_AFTER_MS_MAX);
 }
 
 async function refusal(response) {
@@ -250,7 +252,28 @@ async function refusal(response) {
   return new Refused(response.status, code, message, detail, retryAfterMs(response, detail));
 }
 
-const path = (topic) => `/v0/topics/${encodeURIComponent(topic)}`;
+// A URL is resolved before it is sent, so that `.` and `..` would lead to another resource.
+function path(topic) {
+  if (topic === "." || topic === ".." || topic === "") throw new TypeError(`${JSON.stringify(topic)} is not the name of a topic`);
+  return `/v0/topics/${encodeURIComponent(topic)}`;
+}
+
+// Wrong addresses and keys are told at once: a request would fail without end, and its error would show the key.
+function checkedUrl(url) {
+  const text = String(url).replace(/\/+$/, "");
+  let parsed;
+  try { parsed = new URL(text, globalThis.location?.href); } catch { /* told below */ }
+  if (parsed?.username || parsed?.password) throw new TypeError("the URL must not contain credentials; give the key as an option");
+  if (!["http:", "https:"].includes(parsed?.protocol)) throw new TypeError(`${JSON.stringify(text)} is not the URL of a server; one looks like http://127.0.0.1:4000`);
+  return text;
+}
+
+function checkedKey(key) {
+  const text = key?.trim() || undefined;
+  const wrong = text === undefined ? -1 : text.search(/[^!-~]/);
+  if (wrong >= 0) throw new TypeError(`character ${wrong + 1} of the key is not a visible ASCII character`);
+  return text;
+}
 
 function checkKeys(options, known, what) {
   for (const name of Object.keys(options)) {
@@ -266,8 +289,8 @@ export class Topics {
   /** `url` is the server's address, with the path prefix of a proxy if there is one. */
   constructor(url, options = {}) {
     checkKeys(options, ["fetch", "key", "patienceMs", "pause", "random", "timeoutMs"], "Topics");
-    this.#url = String(url).replace(/\/+$/, "");
-    this.#key = options.key?.trim() || undefined;
+    this.#url = checkedUrl(url);
+    this.#key = checkedKey(options.key);
     this.#patienceMs = options.patienceMs ?? 30_000;
     this.#timeoutMs = options.timeoutMs ?? 30_000;
     this.#fetch = options.fetch ?? ((...words) => globalThis.fetch(...words));

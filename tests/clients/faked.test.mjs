@@ -62,14 +62,19 @@ test("pauses grow, have chance in them, and never end before the server says", a
   assert.ok(dated.pauses[0] > 15_000 && dated.pauses[0] < 21_000, dated.pauses);
 });
 
-test("only 429, 500, 503 and no answer are passing", async () => {
-  for (const status of [400, 401, 403, 404, 409, 410, 413, 422, 501, 502, 504]) {
+test("only no answer, 408, 429 and the statuses of servers and proxies that restart are passing", async () => {
+  for (const status of [408, 429, 500, 502, 503, 504]) {
+    const { topics, asked } = faked([new Response("<html>", { status }), json({})]);
+    await topics.call("/v0/topics");
+    assert.equal(asked.length, 2);
+  }
+  for (const status of [400, 401, 403, 404, 409, 410, 413, 422, 501, 505]) {
     const { topics, asked } = faked([refused(status, "code", { field: "x" })]);
     await assert.rejects(topics.call("/v0/topics"), (error) => error instanceof Refused && error.status === status && error.code === "code" && error.detail.field === "x");
     assert.equal(asked.length, 1);
   }
-  const foreign = faked([new Response("<html>", { status: 502 })]);
-  await assert.rejects(foreign.topics.call("/v0/topics"), { code: "http_502" });
+  const foreign = faked([new Response("<html>", { status: 404 })]);
+  await assert.rejects(foreign.topics.call("/v0/topics"), { code: "http_404" });
   const page = faked([new Response("<html>")]);
   await assert.rejects(page.topics.call("/v0/topics"), { code: "bad_answer" });
 });
@@ -82,6 +87,36 @@ test("a call ends with its last error when its patience is over", async () => {
   assert.deepEqual(told, pauses.map((ms) => ["Unreachable", ms]));
   const asked = faked([refused(503, "not_ready", { retry_after_ms: 60_000 })]);
   await assert.rejects(asked.topics.call("/v0/topics"), { status: 503 });
+});
+
+test("a pause that a server asks for is an hour at most: a timer takes no more than 31 bits", async () => {
+  const hour = 3_600_000;
+  for (const wait of ["9".repeat(30), "3000000", new Date(Date.now() + 400 * 24 * hour).toUTCString()]) {
+    const { topics, pauses } = faked([refused(503, "not_ready", undefined, { "retry-after": wait }), json({})], { patienceMs: Infinity });
+    await topics.call("/v0/topics");
+    assert.deepEqual(pauses, [hour + 75]);
+  }
+  for (const wait of ["", "soon", "-5", "0x10", "1e9"]) {
+    const { topics, pauses } = faked([refused(503, "not_ready", undefined, { "retry-after": wait }), json({})]);
+    await topics.call("/v0/topics");
+    assert.deepEqual(pauses, [75], wait);
+  }
+  const { topics, pauses } = faked([refused(503, "not_ready", { retry_after_ms: 1e300 }), refused(503, "not_ready", { retry_after_ms: -1 }), json({})], { patienceMs: Infinity });
+  await topics.call("/v0/topics");
+  assert.deepEqual(pauses, [hour + 75, 150]);
+});
+
+test("wrong addresses, keys and names are told at once, and no error shows a key", async () => {
+  for (const url of ["localhost:4000", "", "ftp://host", "http://", "//host"]) assert.throws(() => new Topics(url), /is not the URL of a server/, url);
+  for (const url of ["http://me:hush@host", "https://hush@host/prefix"]) assert.throws(() => new Topics(url), (error) => error instanceof TypeError && !error.message.includes("hush"));
+  for (const key of ["hush\nhush", "hush hush", "hüsh", "hush\0"]) assert.throws(() => new Topics("http://host", { key }), (error) => /^character [25] of the key/.test(error.message) && !error.message.includes("sh h"));
+  const { topics, asked } = faked([]);
+  for (const name of [".", "..", ""]) {
+    await assert.rejects(topics.append(name, { data: 1 }), TypeError);
+    await assert.rejects(collected(topics.read(name)), TypeError);
+    await assert.rejects(collected(topics.live(name)), TypeError);
+  }
+  assert.equal(asked.length, 0);
 });
 
 test("a call without an answer ends in time", async () => {
