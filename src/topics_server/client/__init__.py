@@ -34,6 +34,7 @@ Imports nothing else of the server, so that it can leave with its folder.
 - `coroutine_client`: `CoroutineClient`: the same base for coroutines.
 - `effects`: the client's clock, sleep, randomness and host name.
 - `errors`: the client's errors, and reading an error response.
+- `event_frames`: event streams over HTTP, and connections one after the other.
 - `exchange`: what every HTTP client sends and makes of an answer.
 - `queue`: `AsyncQueue`: one queue of one server, for coroutines.
 - `retries`: when and how often a call is tried again.

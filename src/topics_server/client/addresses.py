@@ -1,12 +1,15 @@
-"""Checks tokens and URLs when a program gives them. Pure.
+"""Checks tokens, URLs, and names that become part of a URL, when a program gives them. Pure.
 
 Nothing that fails here is repeated in a message: a token is a secret, and a URL may hold one.
-Called wherever a client takes a token or a URL: `calls`, `targets`, `queue`, and the command line.
+Called wherever a client takes one of them, and by the command line.
 """
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, quote, urlsplit
+
+_DOTS: Final = frozenset({".", ".."})
 
 
 def checked_token(token: str | None) -> str | None:
@@ -49,6 +52,32 @@ def checked_url(url: str, example: str) -> SplitResult:
             f"{_shown(url)} is not the URL of a server{problem}; one looks like {example}"
         )
     return parts
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path. Raises `ValueError` for `.` and `..`.
+
+    A URL is resolved before it is sent: `topics/orders/views/..` is the topic itself, which a
+    request that is meant for a view would delete.
+    """
+    if name in _DOTS:
+        raise ValueError(f"{name!r} is not a name: a URL cannot have it as a segment")
+    return quote(name, safe="")
+
+
+def checked_path(path: str) -> str:
+    """A path whose segments stay where they are. Raises `ValueError` for one with `.` or `..`."""
+    found = path.partition("?")[0].split("/")
+    if any(part.lower().replace("%2e", ".") in _DOTS for part in found):
+        raise ValueError("a path must not have the segment . or ..: a URL cannot have it")
+    return path
+
+
+def checked_header(value: str, what: str) -> str:
+    """A value that an HTTP header can carry. Raises `ValueError`, which names `what`."""
+    if not (value.isascii() and value.isprintable()) or value != value.strip():
+        raise ValueError(f"{what} must be printable ASCII characters without spaces around them")
+    return value
 
 
 def _shown(url: str) -> str:

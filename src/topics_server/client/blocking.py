@@ -107,4 +107,4 @@ class Queue(BlockingClient):
 
     def state(self) -> QueueState:
         """Counters and configuration; raises `NotFound` and `NotAQueue`."""
-        return self._once(calls.state(self.place))
+        return self._patiently(calls.state(self.place))

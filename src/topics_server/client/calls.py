@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
-from topics_server.client.addresses import checked_url
+from topics_server.client.addresses import checked_url, segment
 from topics_server.client.errors import BadAnswer, NotAQueue
 from topics_server.client.values import (
     Acked,
@@ -36,7 +36,8 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One request; `read` makes the answer's body a value.
 
     `headers`: those of the request, in place of the content type of JSON. `read_headers`: makes the
-    answer's headers (with lower-case names) and body a value, in place of `read`.
+    answer's headers (with lower-case names) and body a value, in place of `read`. `is_removal`: if
+    an earlier try may have been executed, "not found" means that it was.
     """
 
     method: str
@@ -47,6 +48,7 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     wait_ms: int = 0  # what the server may take beside its work
     headers: Mapping[str, str] | None = None
     read_headers: Callable[[Mapping[str, str], bytes], T] | None = None
+    is_removal: bool = False
 
 
 class QueueAddress(msgspec.Struct, frozen=True):
@@ -57,7 +59,7 @@ class QueueAddress(msgspec.Struct, frozen=True):
 
     def path(self, rest: str = "") -> str:
         """The path of the queue; the name is quoted into one segment."""
-        return f"{_TOPICS}{quote(self.name, safe='')}{rest}"
+        return f"{_TOPICS}{segment(self.name)}{rest}"
 
 
 def place(queue: str, url: str | None) -> QueueAddress:
@@ -78,6 +80,7 @@ def place(queue: str, url: str | None) -> QueueAddress:
     checked_url(base, DEFAULT_URL)
     if not name:
         raise ValueError("a queue's name must not be empty")
+    segment(name)  # fail here for a wrong name, not when it is used
     return QueueAddress(base.rstrip("/"), name)
 
 
@@ -136,7 +139,7 @@ def reader(kind: type[T]) -> Callable[[bytes], T]:
     def read(answer: bytes) -> T:
         try:
             return decoder.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadAnswer(f"the answer is not from a topics server: {error}") from None
 
     return read

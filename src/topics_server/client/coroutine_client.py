@@ -11,14 +11,15 @@ from typing import Self, TypeVar
 import httpx
 
 from topics_server.client.calls import Call
-from topics_server.client.effects import Effects
-from topics_server.client.errors import ClientError
+from topics_server.client.effects import Effects, process_id
+from topics_server.client.errors import ClientError, Unreachable
 from topics_server.client.exchange import (
     JSON_BODY,
+    LIMITS,
     answer_of,
+    failure,
     headers,
     is_worn,
-    unreachable,
     verified,
 )
 from topics_server.client.retries import RetryPolicy
@@ -42,18 +43,33 @@ class CoroutineClient:
         self._retry_for_ms = patience_ms
         self._effects = effects or Effects()
         self._timeout_s = timeout_ms / 1000
-        self._is_owner = shared is None
-        self._http: httpx.AsyncClient = (
-            shared._http
-            if shared is not None
-            else httpx.AsyncClient(
-                base_url=url,
-                headers=headers(token),
-                timeout=self._timeout_s,
-                trust_env=False,
-                verify=verified(url),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
-            )
+        self._token = token
+        self._shared = shared
+        # By process: a child of `fork` must not write on its parent's connections. It keeps them,
+        # because to close them could need a lock that the parent held.
+        self._of_process: dict[int, httpx.AsyncClient] = {}
+        if shared is None:
+            self._of_process[process_id()] = self._connections()
+
+    @property
+    def _http(self) -> httpx.AsyncClient:
+        """The connections of this process."""
+        if self._shared is not None:
+            return self._shared._http
+        process = process_id()
+        found = self._of_process.get(process)
+        if found is None:
+            found = self._of_process.setdefault(process, self._connections())
+        return found
+
+    def _connections(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self._url,
+            headers=headers(self._token),
+            timeout=self._timeout_s,
+            trust_env=False,
+            verify=verified(self._url),
+            limits=LIMITS,
         )
 
     async def __aenter__(self) -> Self:
@@ -69,24 +85,29 @@ class CoroutineClient:
 
     async def close(self) -> None:
         """Close the connections, unless they are those of another client."""
-        if self._is_owner:
-            await self._http.aclose()
+        own = self._of_process.get(process_id())
+        if own is not None:
+            await own.aclose()
 
     async def _patiently(self, call: Call[T], patience_ms: int | None = None) -> T:
         """Send a call, and again within the patience if it is repeatable. Raises `ClientError`."""
         retries = RetryPolicy(self._retry_for_ms if patience_ms is None else patience_ms)
+        may_be_done = False
         while True:
             try:
-                return await self._once(call)
+                return await self._once(call, may_be_done=may_be_done)
             except ClientError as error:
+                may_be_done = may_be_done or (isinstance(error, Unreachable) and error.sent)
                 pause_ms = retries.pause_ms(error, self._effects.chance())
                 if pause_ms is None or not call.repeatable:
                     raise
             await self._effects.sleep_ms(pause_ms)
 
-    async def _once(self, call: Call[T], *, timeout_ms: int | None = None) -> T:
+    async def _once(
+        self, call: Call[T], *, timeout_ms: int | None = None, may_be_done: bool = False
+    ) -> T:
         """Send a call; a kept connection that the server had closed is replaced. Raises
-        `ClientError`.
+        `ClientError`. `may_be_done`: the server may have executed an earlier try.
         """
         tries = 2 if call.repeatable else 1
         timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
@@ -100,8 +121,9 @@ class CoroutineClient:
                     headers=call.headers or (JSON_BODY if call.body is not None else None),
                     timeout=timeout_s + call.wait_ms / 1000,
                 )
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 if not (tries and is_worn(error)):
-                    raise unreachable(error, self._url) from None
+                    raise failure(error, self._url) from None
+                may_be_done = True
             else:
-                return answer_of(response, call)
+                return answer_of(response, call, may_be_done=may_be_done)

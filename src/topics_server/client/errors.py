@@ -130,6 +130,9 @@ class Undelivered(ClientError):
         self.__cause__ = reason
 
 
+# A longer pause that a server asks for is cut to this: a wrong header ends nothing for good.
+RETRY_AFTER_MS_MAX: Final = 3_600_000
+_SECONDS_CHARS_MAX: Final = 12
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
     400: InvalidRequest,
     401: Unauthorized,
@@ -159,10 +162,13 @@ class _Envelope(msgspec.Struct):
 
 
 def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
-    """The error of a response without success; its body is an envelope, or foreign."""
+    """The error of a response without success; its body is an envelope, or foreign.
+
+    A pause that the server asks for counts as an hour at most.
+    """
     try:
         problem = msgspec.json.decode(answer, type=_Envelope).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         problem = _Problem(f"http_{status}", "the answer is not from a topics server")
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(status)
     if kind is None:
@@ -170,14 +176,27 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
     detail = problem.detail or {}
     wait_ms = detail.get("retry_after_ms")
     if not isinstance(wait_ms, int):
-        is_number = retry_after is not None and retry_after.isascii() and retry_after.isdigit()
-        wait_ms = int(retry_after or 0) * 1000 if is_number else None
+        seconds = _seconds(retry_after or "")
+        wait_ms = None if seconds is None else seconds * 1000
+    if wait_ms is not None:
+        wait_ms = min(max(wait_ms, 0), RETRY_AFTER_MS_MAX)
     return kind(status, problem.code, problem.message, detail, wait_ms)
 
 
+def _seconds(retry_after: str) -> int | None:
+    """The number in a `Retry-After`; None for a date and for anything else."""
+    if not (retry_after.isascii() and retry_after.isdigit()):
+        return None
+    return int(retry_after[:_SECONDS_CHARS_MAX])
+
+
 def passes(error: ClientError) -> bool:
-    """Whether the same call may succeed later without any change to it."""
-    return isinstance(error, Unreachable | Throttled | Unavailable)
+    """Whether the same call may succeed later without any change to it.
+
+    408: the request came too slowly, for instance because this machine was busy.
+    """
+    is_late = isinstance(error, Refused) and error.status == 408
+    return is_late or isinstance(error, Unreachable | Throttled | Unavailable)
 
 
 def asked_wait_ms(error: ClientError) -> int:

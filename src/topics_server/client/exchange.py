@@ -15,7 +15,14 @@ import msgspec
 from topics_server.client import calls
 from topics_server.client.addresses import checked_token
 from topics_server.client.calls import Call
-from topics_server.client.errors import ClientError, Unavailable, Unreachable, refusal
+from topics_server.client.errors import (
+    BadAnswer,
+    ClientError,
+    NotFound,
+    Unavailable,
+    Unreachable,
+    refusal,
+)
 
 T = TypeVar("T")
 TIMEOUT_MS: Final = 30_000
@@ -28,6 +35,8 @@ SILENCE_MS: Final = 35_000
 # back.
 CONNECT_MS: Final = 4000
 JSON_BODY: Final = {"Content-Type": "application/json"}
+# Threads and coroutines that wait for the server must not keep others from it.
+LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class _Trouble(msgspec.Struct):
@@ -55,8 +64,10 @@ def verified(url: str) -> ssl.SSLContext | bool:
     return ssl.create_default_context() if url.startswith("https:") else False
 
 
-def unreachable(error: httpx.TransportError, url: str) -> Unreachable:
-    """The error of a broken connection."""
+def failure(error: httpx.RequestError, url: str) -> ClientError:
+    """The error of a request without a whole answer."""
+    if not isinstance(error, httpx.TransportError):
+        return BadAnswer(f"{url}: the answer is not from a topics server: {error}")
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     if isinstance(error, httpx.TimeoutException):
         what = "did not answer" if sent else "made no connection"
@@ -76,16 +87,24 @@ def _within(error: httpx.TimeoutException) -> str:
     return "in time" if seconds is None else f"within {seconds:g} s"
 
 
-def is_worn(error: httpx.TransportError) -> bool:
+def is_worn(error: httpx.RequestError) -> bool:
     """Whether the server may have closed a kept connection meanwhile."""
+    if not isinstance(error, httpx.TransportError):
+        return False
     return not isinstance(error, httpx.TimeoutException | httpx.ConnectError)
 
 
-def answer_of(response: httpx.Response, call: Call[T]) -> T:
-    """The value of a 2xx response; raises the error of any other."""
+def answer_of(response: httpx.Response, call: Call[T], *, may_be_done: bool) -> T:
+    """The value of a 2xx response; raises the error of any other.
+
+    `may_be_done`: the server may have executed an earlier try of this call.
+    """
     if not response.is_success:
         retry_after = response.headers.get("Retry-After")
-        raise refusal(response.status_code, retry_after, response.content)
+        error = refusal(response.status_code, retry_after, response.content)
+        if may_be_done and call.is_removal and isinstance(error, NotFound):
+            return call.read(b"")
+        raise error
     if call.read_headers is not None:
         return call.read_headers(response.headers, response.content)
     return call.read(response.content)

@@ -6,25 +6,18 @@ Requests are in `calls`, errors in `errors`. Every method raises the kinds of `e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx
-import httpx_sse
 import msgspec
 
 from topics_server.client import calls
 from topics_server.client.coroutine_client import CoroutineClient
 from topics_server.client.effects import Effects, new_key
-from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
-from topics_server.client.exchange import (
-    CONNECT_MS,
-    PATIENCE_MS,
-    SILENCE_MS,
-    TIMEOUT_MS,
-    stream_error,
-    unreachable,
-)
+from topics_server.client.event_frames import frames_async
+from topics_server.client.exchange import CONNECT_MS, PATIENCE_MS, SILENCE_MS, TIMEOUT_MS
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -159,7 +152,7 @@ class AsyncQueue(CoroutineClient):
 
     async def state(self) -> QueueState:
         """Counters and configuration; raises `NotFound` and `NotAQueue`."""
-        return await self._once(calls.state(self.place))
+        return await self._patiently(calls.state(self.place))
 
     async def work(
         self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None
@@ -172,22 +165,10 @@ class AsyncQueue(CoroutineClient):
         path = calls.work_path(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms)
         connect_s = min(self._timeout_s, CONNECT_MS / 1000)
         timeout = httpx.Timeout(self._timeout_s, connect=connect_s, read=SILENCE_MS / 1000)
-        last: ClientError = Unreachable("the server ended the stream", sent=True)
-        try:
-            async with httpx_sse.aconnect_sse(self._http, "GET", path, timeout=timeout) as source:
-                if source.response.status_code != 200:
-                    retry_after = source.response.headers.get("Retry-After")
-                    answer = await source.response.aread()
-                    raise refusal(source.response.status_code, retry_after, answer)
-                async for event in source.aiter_sse():
-                    if event.event == "job":
-                        yield calls.pushed(self.place, event.data.encode())
-                        continue
-                    if event.event == "error":
-                        last = stream_error(event.data.encode(), last)
+        found = frames_async(self._http, self.place.url, path, timeout)
+        async with contextlib.aclosing(found) as opened:
+            async for frame in opened:
+                if frame.event == "job":
+                    yield calls.pushed(self.place, frame.data.encode())
+                else:
                     yield Advice()
-        except httpx_sse.SSEError as error:
-            raise BadAnswer(str(error)) from None
-        except httpx.TransportError as error:
-            raise unreachable(error, self.place.url) from None
-        raise last

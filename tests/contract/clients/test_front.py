@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -16,6 +17,7 @@ from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, Server, eventually, good
 from tests.ports import lasting_port
 from topics_server.client import (
+    AsyncClient,
     CaughtUpItem,
     ConditionFailed,
     DeletedItem,
@@ -375,3 +377,44 @@ def followed(items: Iterator[Any], server: Server, last: int) -> list[int]:
                 if len(found) == 3:
                     server.crash()
     raise AssertionError("a live stream ends only with an error")
+
+
+def test_a_cancelled_reader_is_cancelled_although_its_server_is_away(own: NewServer) -> None:
+    """Its position cannot be committed: the items come again."""
+    server = own()
+    url = server.start().url
+
+    async def script() -> None:
+        async with AsyncClient(url, patience_ms=0) as client:
+            await client.append("t", 1)
+            await client.append("t", 2)
+            consumer = await client.consumer("t", "c")
+            waits = asyncio.Event()
+
+            async def follow() -> None:
+                async for item in consumer.live(save_every_ms=600_000):
+                    if item.kind == "caught-up":
+                        waits.set()
+
+            reader = asyncio.create_task(follow())
+            await waits.wait()
+            await asyncio.to_thread(server.stop)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+
+    asyncio.run(script())
+
+
+def test_news_of_a_topic_do_not_hide_the_position_behind_its_records(
+    client: Any, topic: str
+) -> None:
+    client.append_many(topic, [NewRecord(n) for n in range(2)])
+    consumer = client.consumer(topic, "c")
+    with contextlib.closing(consumer.live(save_every_ms=600_000)) as items:
+        for item in items:
+            if isinstance(item, CaughtUpItem):
+                client.append(topic, "breaks the loop")
+            elif item.data == "breaks the loop":
+                break
+    assert consumer.place().seq == 2

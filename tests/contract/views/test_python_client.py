@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 
+from tests.contract.clients.both import on_loop
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, good
+from tests.ports import lasting_port
 from topics_server.client import (
     AsyncViewClient,
+    Client,
     InvalidRequest,
     NotFound,
     Unavailable,
@@ -92,3 +97,28 @@ def test_a_wait_that_ends_is_tried_again_and_then_told(own: NewServer) -> None:
                 await view.query("SELECT 1")
 
     asyncio.run(script())
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_live_rows_go_on_over_a_kill(own: NewServer, kind: str) -> None:
+    server = own(TOPICS_PORT=str(lasting_port()))
+    api = server.start()
+    good(api.put("t", {"durability": "fsync"}))
+    api.add("t", 1, tag="a")
+    with contextlib.ExitStack() as stack:
+        if kind == "blocking":
+            client: Any = stack.enter_context(Client(api.url, patience_ms=60_000))
+        else:
+            loop = asyncio.new_event_loop()
+            stack.callback(loop.close)
+            stack.callback(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
+            client = stack.enter_context(on_loop(loop, api.url, patience_ms=60_000))
+        view = client.view("t", "v")
+        view.define(shortcut={"count_by_tag": True})
+        view.query(name="all", after=1)
+        with contextlib.closing(view.live("all")) as results:
+            assert [row[:2] for row in next(results).rows] == [["a", 1]]
+            api = server.crash()
+            # The rows of the new connection are the same: the next ones are those of the append.
+            api.add("t", 2, tag="a")
+            assert [row[:2] for row in next(results).rows] == [["a", 2]]

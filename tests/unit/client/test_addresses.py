@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from topics_server.client.addresses import checked_token, checked_url
+from topics_server.client.addresses import (
+    checked_header,
+    checked_path,
+    checked_token,
+    checked_url,
+    segment,
+)
 
 EXAMPLE = "http://127.0.0.1:4000"
 
@@ -87,3 +93,25 @@ def test_credentials_in_a_url_are_refused_and_never_repeated(url: str) -> None:
     with pytest.raises(ValueError) as caught:
         checked_url(url, EXAMPLE)
     assert "hush" not in str(caught.value)
+
+
+def test_a_name_is_one_segment_and_never_dots() -> None:
+    assert segment("a/b c.d") == "a%2Fb%20c.d"
+    assert segment("...") == "..."
+    for name in (".", ".."):
+        with pytest.raises(ValueError, match="is not a name"):
+            segment(name)
+
+
+def test_a_path_has_no_segment_that_a_url_resolves() -> None:
+    assert checked_path("/v0/topics/a..b/.c?x=/../") == "/v0/topics/a..b/.c?x=/../"
+    for path in ("/v0/..", "/v0/./x", "/v0/%2e%2E/x", "/v0/.%2e", "/v0/a/..?x"):
+        with pytest.raises(ValueError, match="segment"):
+            checked_path(path)
+
+
+def test_a_header_has_printable_ascii() -> None:
+    assert checked_header("text/plain; charset=utf-8", "x") == "text/plain; charset=utf-8"
+    for value in ("a\r\nb", "ü", " a", "a\x7f"):
+        with pytest.raises(ValueError, match="the key must be"):
+            checked_header(value, "the key")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
-from topics_server.client.addresses import checked_url
+from topics_server.client.addresses import checked_url, segment
 from topics_server.client.calls import DEFAULT_URL
 from topics_server.client.errors import BadAnswer
 
@@ -90,7 +90,7 @@ class LivePosition:
             raise ValueError("give a topic or a prefix to follow")
         query = {name: _text(value) for name, value in options.items() if value is not None}
         if len(names) == 1 and not prefixes:
-            path = f"/v0/topics/{quote(names[0], safe='')}/live"
+            path = f"/v0/topics/{segment(names[0])}/live"
         else:
             path = "/v0/live"
             lists = {"topics": ",".join(names)} if names else {}
@@ -118,7 +118,7 @@ class LivePosition:
             found = tuple(msgspec.convert(record, LiveRecord) for record in records)
             topic = str(data.get("topic", ""))
             return LiveEvent(kind, topic, data, self.cursor or "", found, before)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BadAnswer(f"an event of a live stream: {error}") from None
 
 
@@ -126,7 +126,7 @@ def _members(payload: str) -> dict[str, Any]:
     """The members of an event. A number beyond a float, like 1e400, is infinite."""
     try:
         return _MEMBERS.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         try:
             found = json.loads(payload)
         except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from topics_server.client.addresses import checked_path
 from topics_server.client.calls import Call, QueueAddress, reader
 from topics_server.client.errors import BadAnswer
 from topics_server.client.values import plain
@@ -66,7 +67,14 @@ def state(where: QueueAddress) -> Call[TopicDescription]:
 
 def drop(where: QueueAddress) -> Call[None]:
     """Drop a topic with all its records."""
-    return Call(method="DELETE", path=where.path(), body=None, read=_nothing, repeatable=True)
+    return Call(
+        method="DELETE",
+        path=where.path(),
+        body=None,
+        read=_nothing,
+        repeatable=True,
+        is_removal=True,
+    )
 
 
 def delete(
@@ -96,13 +104,13 @@ def any_call(method: str, path: str, body: Any) -> Call[Any]:
     if not path.startswith("/"):
         raise ValueError("a path begins with /")
     sent = None if body is None else msgspec.json.encode(body)
-    return Call(method=method, path=path, body=sent, read=_anything, repeatable=True)
+    return Call(method=method, path=checked_path(path), body=sent, read=_anything, repeatable=True)
 
 
 def _anything(answer: bytes) -> Any:
     try:
         return plain(answer) if answer else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is not JSON: {error}") from None
 
 

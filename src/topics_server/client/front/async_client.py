@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 from topics_server.client.addresses import checked_url
 from topics_server.client.calls import DEFAULT_URL, place
@@ -41,6 +42,9 @@ from topics_server.client.working.worker import Handler, Worker, WorkerOptions, 
 
 T = TypeVar("T", bound=PositionedItem)
 R = TypeVar("R")
+log = logging.getLogger("topics_server.client")
+# Time for the position of a reader that is cancelled.
+CANCELLED_MS: Final = 1000
 
 
 class AsyncClient(CoroutineClient):
@@ -69,7 +73,6 @@ class AsyncClient(CoroutineClient):
         base = url or DEFAULT_URL
         checked_url(base, DEFAULT_URL)
         self.url = base.rstrip("/")
-        self._token = token
         self._timeout_ms = timeout_ms
         super().__init__(self.url, token, timeout_ms, patience_ms, effects)
 
@@ -303,7 +306,7 @@ class AsyncClient(CoroutineClient):
         patience_ms: int | None,
     ) -> AsyncGenerator[T, None]:
         """The items; positions of handled ones are saved or committed."""
-        turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, self._effects.now_ms())
+        turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, self._effects.now_ms(), keep.counts)
         async with contextlib.aclosing(pages):
             try:
                 async for page in pages:
@@ -313,9 +316,23 @@ class AsyncClient(CoroutineClient):
                         now_ms = self._effects.now_ms()
                         due = turns.handled(item, now_ms, is_last=index == last)
                         await self._keep(due, keep, topic, patience_ms)
+            except asyncio.CancelledError:
+                await self._keep_soon(turns.rest(self._effects.now_ms()), keep, topic)
+                raise
             finally:
                 # Not for an hour: the reader itself may have ended because the server is away.
                 await self._keep(turns.rest(self._effects.now_ms()), keep, topic, None)
+
+    async def _keep_soon(self, item: PositionedItem | None, keep: KeepPlan, topic: str) -> None:
+        """Save a position in one short try: whoever cancels a task waits for it.
+
+        An item whose position is not saved comes again.
+        """
+        try:
+            async with asyncio.timeout(CANCELLED_MS / 1000):
+                await self._keep(item, keep, topic, 0)
+        except Exception as error:
+            log.warning("the position of a cancelled reader is not saved: %r", error)
 
     async def _keep(
         self, item: PositionedItem | None, keep: KeepPlan, topic: str, patience_ms: int | None

@@ -69,7 +69,6 @@ class Client(BlockingClient):
         base = url or DEFAULT_URL
         checked_url(base, DEFAULT_URL)
         self.url = base.rstrip("/")
-        self._token = token
         self._timeout_ms = timeout_ms
         super().__init__(self.url, token, timeout_ms, patience_ms, effects)
 
@@ -301,7 +300,7 @@ class Client(BlockingClient):
         patience_ms: int | None,
     ) -> Generator[T, None, None]:
         """The items; positions of handled ones are saved or committed."""
-        turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, blocking_now_ms())
+        turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, blocking_now_ms(), keep.counts)
         with contextlib.closing(pages):
             try:
                 for page in pages:

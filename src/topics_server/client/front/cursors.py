@@ -8,6 +8,7 @@ loop; `every_ms` makes it rarer.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -34,11 +35,13 @@ class FileCursor:
         self._path = Path(path)
 
     def load(self) -> str | None:
-        """The cursor in the file; None if there is no file."""
+        """The cursor in the file; None if there is no file. Raises `ValueError` for no text."""
         try:
             return self._path.read_text("utf-8")
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError:
+            raise ValueError(f"{self._path} holds no cursor: it is not UTF-8") from None
 
     def save(self, cursor: str) -> None:
         """Write the cursor beside the file, sync it, and rename it over the file."""
@@ -56,18 +59,23 @@ class FileCursor:
 
 
 class SaveTurns(Generic[T]):
-    """Says which item's position to save now; times are milliseconds of any clock."""
+    """Says which item's position to save now; times are milliseconds of any clock.
 
-    def __init__(self, every_ms: int, now_ms: float) -> None:
+    `counts` tells the items that have a position; others leave that of the last one.
+    """
+
+    def __init__(self, every_ms: int, now_ms: float, counts: Callable[[T], bool]) -> None:
         if every_ms < 0:
             raise ValueError("save_every_ms must be 0 or more")
         self._every_ms = every_ms
         self._saved_ms = now_ms
+        self._counts = counts
         self._handled: T | None = None
 
     def handled(self, item: T, now_ms: float, *, is_last: bool) -> T | None:
         """An item was handled, the last one of its page or event; the item to save now."""
-        self._handled = item
+        if self._counts(item):
+            self._handled = item
         since_ms = now_ms - self._saved_ms
         is_due = since_ms >= (self._every_ms if is_last else max(self._every_ms, WITHIN_MS))
         return self.rest(now_ms) if is_due else None

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from topics_server.client.addresses import checked_header
+
 
 class PositionedItem(msgspec.Struct, frozen=True, kw_only=True):
     """An item of a topic."""
@@ -99,15 +101,20 @@ class LiveCursor(msgspec.Struct, frozen=True):
 
 
 def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
-    """The position in the text of a cursor. Raises `ValueError`."""
+    """The position in the text of a cursor. Raises `ValueError`.
+
+    The id of an event goes into a header, so it has characters that one can carry.
+    """
     try:
         return msgspec.json.decode(text, type=ReadCursor)
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        return msgspec.json.decode(text, type=LiveCursor)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = msgspec.json.decode(text, type=LiveCursor)
+        checked_header(found.id, "the id of an event")
+    except (msgspec.DecodeError, ValueError):
         raise ValueError("this is not the cursor of an item") from None
+    return found
 
 
 def gap_of(topic: str, tombstone: Mapping[str, Any], position: Mapping[str, Any]) -> GapItem:

@@ -11,7 +11,12 @@ from topics_server.client.calls import QueueAddress, place
 from topics_server.client.following.live_events import Option
 from topics_server.client.front.cursors import CursorStore
 from topics_server.client.front.event_reader import EventReader
-from topics_server.client.front.items import GapItem, recreated
+from topics_server.client.front.items import (
+    GapItem,
+    PositionedItem,
+    committed_seq,
+    recreated,
+)
 from topics_server.client.front.page_reader import PageReader
 
 # Fields that say where a reader begins without a cursor.
@@ -83,6 +88,10 @@ class KeepPlan(msgspec.Struct, frozen=True):
     def text(self) -> str | None:
         """The cursor that the caller gave as a text."""
         return self.cursor if isinstance(self.cursor, str) else None
+
+    def counts(self, item: PositionedItem) -> bool:
+        """Whether a position can be kept behind this item; a consumer commits seqs only."""
+        return self.consumer is None or committed_seq(item) is not None
 
 
 class ReadPlan(msgspec.Struct, frozen=True):

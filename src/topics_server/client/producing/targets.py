@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from topics_server.client import calls
-from topics_server.client.addresses import checked_url
+from topics_server.client.addresses import checked_header, checked_path, checked_url
 from topics_server.client.errors import (
     BadAnswer,
     ClientError,
@@ -183,7 +183,7 @@ def target(place: str, url: str | None, content_type: str | None) -> Target:
         raise ValueError(f"{place!r} is not the URL of a stream, which has an origin and a path")
     return Target(
         url=f"{parts.scheme}://{parts.netloc}",
-        path=parts.path,
-        content_type=content_type or JSON,
+        path=checked_path(parts.path),
+        content_type=checked_header(content_type or JSON, "a content type"),
         is_topic=False,
     )

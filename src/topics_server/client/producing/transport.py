@@ -28,8 +28,8 @@ from topics_server.client.errors import (
 from topics_server.client.exchange import (
     CONNECT_MS,
     TIMEOUT_MS,
+    failure,
     headers,
-    unreachable,
     verified,
 )
 from topics_server.client.producing.batches import (
@@ -57,6 +57,10 @@ class TransportPlan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int
     transport: httpx.AsyncBaseTransport | None
     effects: Effects
+
+    def __repr__(self) -> str:
+        """Without the token: tools that report errors show the values of variables."""
+        return f"<{type(self).__name__} of producer {self.producer!r}>"
 
     @classmethod
     def of(cls, place: str, producer: str, options: Mapping[str, Any]) -> Self:
@@ -315,6 +319,6 @@ class ProducerTransport:
                 content=where.body(out.batch.records, key),
                 headers=where.headers(self.plan.producer, out.epoch, out.seq),
             )
-        except httpx.TransportError as error:
-            return unreachable(error, where.url)
+        except httpx.RequestError as error:
+            return failure(error, where.url)
         return where.verdict(response.status_code, response.headers, response.content)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from topics_server.client.addresses import segment
 from topics_server.client.calls import Call, QueueAddress, reader
 from topics_server.client.values import plain
 
@@ -197,7 +197,7 @@ def delete_consumer(where: QueueAddress, consumer: str) -> Call[bool]:
 
 
 def _consumer(where: QueueAddress, consumer: str, rest: str = "") -> str:
-    return where.path(f"/consumers/{quote(consumer, safe='')}{rest}")
+    return where.path(f"/consumers/{segment(consumer)}{rest}")
 
 
 def _call(method: str, path: str, body: Mapping[str, Any], read: Any) -> Call[Any]:

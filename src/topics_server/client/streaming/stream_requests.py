@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from topics_server.client.addresses import checked_url
+from topics_server.client.addresses import checked_header, checked_path, checked_url
 from topics_server.client.calls import DEFAULT_URL, Call
 from topics_server.client.errors import BadAnswer, Refused
 from topics_server.client.values import plain
@@ -86,7 +86,11 @@ def stream_address(path: str, content_type: str, url: str | None) -> StreamAddre
     name = path.removeprefix(STREAM_ROOT).lstrip("/")
     if not name:
         raise ValueError("the path of a stream must not be empty")
-    return StreamAddress(base.rstrip("/"), STREAM_ROOT + quote(name, safe="/"), content_type)
+    return StreamAddress(
+        base.rstrip("/"),
+        checked_path(STREAM_ROOT + quote(name, safe="/")),
+        checked_header(content_type, "a content type"),
+    )
 
 
 def create(
@@ -107,7 +111,10 @@ def append(
     """Append messages, or bytes, and close the stream if asked to."""
     if not messages and not close:
         raise ValueError("there is nothing to append")
-    headers = {"content-type": where.content_type, "idempotency-key": key}
+    headers = {
+        "content-type": where.content_type,
+        "idempotency-key": checked_header(key, "an idempotency key"),
+    }
     if close:
         headers["stream-closed"] = "true"
     return _call("POST", where, headers, _encode(where, messages) if messages else None)
@@ -124,7 +131,9 @@ def delete(where: StreamAddress) -> Call[None]:
     def read(_answer: bytes) -> None:
         return None
 
-    return Call(method="DELETE", path=where.path, body=None, read=read, repeatable=True)
+    return Call(
+        method="DELETE", path=where.path, body=None, read=read, repeatable=True, is_removal=True
+    )
 
 
 class StreamReader:
@@ -134,11 +143,13 @@ class StreamReader:
         self._where = where
         self._offset = cursor or START
         self._server_cursor = ""
+        self._end: str | None = None
         self._is_live = is_live
         self._is_done = False
 
     def starts_at(self, end_of_stream: StreamEnd) -> None:
-        """Told where the stream ends, a read that has nothing to read is at its end."""
+        """Told where the stream ends, a read goes no further; it may have nothing to read."""
+        self._end = end_of_stream.offset
         is_at_end = end_of_stream.is_empty or end_of_stream.offset == self._offset
         self._is_done = is_at_end and (end_of_stream.is_closed or not self._is_live)
 
@@ -163,8 +174,12 @@ class StreamReader:
         """A page came; itself if it has data."""
         self._offset = chunk.cursor
         self._server_cursor = chunk.server_cursor or self._server_cursor
-        is_end = chunk.is_closed if self._is_live else chunk.is_up_to_date
-        self._is_done = is_end and chunk.is_up_to_date
+        if self._is_live:
+            self._is_done = chunk.is_closed and chunk.is_up_to_date
+        else:
+            # Offsets of a stream are in the order of their texts.
+            is_past_end = self._end is not None and self._offset >= self._end
+            self._is_done = chunk.is_up_to_date or is_past_end
         return [chunk] if chunk.data else []
 
     def lost(self, error: Refused) -> list[StreamChunk | StreamGap]:
@@ -174,6 +189,7 @@ class StreamReader:
             raise error
         gap = StreamGap(self._offset, following)
         self._offset, self._server_cursor = following, ""
+        self._end = None  # of what is gone
         return [gap]
 
 

@@ -6,21 +6,20 @@ time, and a server that is away, are tried again for `patience_ms`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import httpx
-import httpx_sse
 
 from topics_server.client.coroutine_client import CoroutineClient
 from topics_server.client.effects import Effects
-from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
+from topics_server.client.event_frames import frames_async, reopened_async
 from topics_server.client.exchange import (
+    LIVE_RETRY_MS,
     PATIENCE_MS,
     SILENCE_MS,
     TIMEOUT_MS,
-    stream_error,
-    unreachable,
 )
 from topics_server.client.viewing import view_calls
 from topics_server.client.viewing.view_calls import Defined, Params, QueryResult, ViewProgress
@@ -106,24 +105,23 @@ class AsyncViewClient(CoroutineClient):
     ) -> AsyncGenerator[QueryResult, None]:
         """The rows of a named query now, and again whenever they change.
 
-        Ends only with an error: `Unreachable` when the stream breaks.
+        A connection that breaks is made again. Ends only with an error: a refusal, or `Unreachable`
+        once the server is away for an hour.
         """
         path = view_calls.live_path(self.place, name, params)
+        shown: QueryResult | None = None
+        found = reopened_async(lambda: self._rows(path), LIVE_RETRY_MS, self._effects)
+        async with contextlib.aclosing(found) as results:
+            async for result in results:
+                # A new connection begins with the rows; they may be those of the last one.
+                if shown is None or (shown.columns, shown.rows) != (result.columns, result.rows):
+                    shown = result
+                    yield result
+
+    async def _rows(self, path: str) -> AsyncGenerator[QueryResult, None]:
         timeout = httpx.Timeout(self._timeout_s, read=SILENCE_MS / 1000)
-        last: ClientError = Unreachable("the server ended the stream", sent=True)
-        try:
-            async with httpx_sse.aconnect_sse(self._http, "GET", path, timeout=timeout) as source:
-                if source.response.status_code != 200:
-                    retry_after = source.response.headers.get("Retry-After")
-                    answer = await source.response.aread()
-                    raise refusal(source.response.status_code, retry_after, answer)
-                async for event in source.aiter_sse():
-                    if event.event == "rows":
-                        yield view_calls.read_rows(event.data.encode())
-                    elif event.event == "error":
-                        last = stream_error(event.data.encode(), last)
-        except httpx_sse.SSEError as error:
-            raise BadAnswer(str(error)) from None
-        except httpx.TransportError as error:
-            raise unreachable(error, self.place.url) from None
-        raise last
+        found = frames_async(self._http, self.place.url, path, timeout)
+        async with contextlib.aclosing(found) as opened:
+            async for frame in opened:
+                if frame.event == "rows":
+                    yield view_calls.read_rows(frame.data.encode())

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
-from topics_server.client.addresses import checked_url
+from topics_server.client.addresses import checked_url, segment
 from topics_server.client.calls import DEFAULT_URL, Call, reader
 
 # How long the server waits for `after` at most (TOPICS_VIEW_AFTER_MS has this bound).
@@ -87,8 +87,7 @@ class ViewAddress(msgspec.Struct, frozen=True):
 
     def path(self, rest: str = "") -> str:
         """The path of the view; each name is quoted into one segment."""
-        topic, name = quote(self.topic, safe=""), quote(self.name, safe="")
-        return f"/v0/topics/{topic}/views/{name}{rest}"
+        return f"/v0/topics/{segment(self.topic)}/views/{segment(self.name)}{rest}"
 
 
 def view_address(topic: str, name: str, url: str | None) -> ViewAddress:
@@ -97,7 +96,9 @@ def view_address(topic: str, name: str, url: str | None) -> ViewAddress:
     checked_url(base, DEFAULT_URL)
     if not topic or not name:
         raise ValueError("a topic's and a view's name must not be empty")
-    return ViewAddress(base.rstrip("/"), topic, name)
+    found = ViewAddress(base.rstrip("/"), topic, name)
+    found.path()  # fail here for a wrong name, not when it is used
+    return found
 
 
 def define(

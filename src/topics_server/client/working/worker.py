@@ -122,7 +122,13 @@ class Worker(Generic[R]):
         if self._running is not None:
             raise RuntimeError("this worker is running already")
         threads = Threads(self.plan.concurrency, f"worker-{self.plan.node}")
-        queue = AsyncQueue(self._queue, url=self._url, token=self._token, effects=self._effects)
+        queue = AsyncQueue(
+            self._queue,
+            url=self._url,
+            token=self._token,
+            patience_ms=0,  # the loops of the run wait for a server that is away
+            effects=self._effects,
+        )
         async with queue:
             engine = WorkerRun(queue, self.plan, self._caller(threads), self._effects)
             with self._stopping:

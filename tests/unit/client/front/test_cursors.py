@@ -28,7 +28,7 @@ def test_a_save_that_fails_leaves_the_old_cursor(tmp_path: Path) -> None:
 
 
 def test_positions_are_saved_at_the_end_of_a_page_and_once_a_second_within() -> None:
-    turns: SaveTurns[str] = SaveTurns(0, 0)
+    turns: SaveTurns[str] = SaveTurns(0, 0, bool)
     assert turns.handled("a", 1, is_last=False) is None
     assert turns.handled("b", 2, is_last=True) == "b"
     assert turns.rest(3) is None
@@ -39,10 +39,10 @@ def test_positions_are_saved_at_the_end_of_a_page_and_once_a_second_within() -> 
 
 
 def test_positions_are_saved_rarely_if_asked_to() -> None:
-    turns: SaveTurns[str] = SaveTurns(5000, 0)
+    turns: SaveTurns[str] = SaveTurns(5000, 0, bool)
     assert turns.handled("a", 4999, is_last=True) is None
     assert turns.handled("b", 5000, is_last=False) == "b"
     assert turns.handled("c", 9999, is_last=True) is None
     assert turns.rest(9999) == "c"
     with pytest.raises(ValueError, match="save_every_ms"):
-        SaveTurns(-1, 0)
+        SaveTurns(-1, 0, bool)

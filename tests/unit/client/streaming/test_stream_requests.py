@@ -40,6 +40,10 @@ def test_messages_are_a_list_and_bytes_are_joined() -> None:
         stream_requests.append(TEXT, (1,), "k", close=False)
     with pytest.raises(ValueError, match="must not be empty"):
         stream_address("/", "text/plain", None)
+    with pytest.raises(ValueError, match="a content type must be"):
+        stream_address("s", "text/plain\r\nX: 1", None)
+    with pytest.raises(ValueError, match="an idempotency key must be"):
+        stream_requests.append(JSON, (1,), "k\n", close=False)
 
 
 def test_a_read_ends_at_the_end_and_a_live_one_when_the_stream_is_closed() -> None:
@@ -54,6 +58,13 @@ def test_a_read_ends_at_the_end_and_a_live_one_when_the_stream_is_closed() -> No
     assert call.path.endswith("?offset=0001_1&live=long-poll&cursor=5")
     reader.take(chunk("0002_1"))
     assert reader.call() is None
+
+    overtaken = StreamReader(JSON, None, is_live=False)
+    overtaken.starts_at(StreamEnd("0002_1", "application/json", is_closed=False))
+    overtaken.take(chunk("0001_1", is_up_to_date=False))
+    assert overtaken.call() is not None
+    overtaken.take(chunk("0002_1", is_up_to_date=False))
+    assert overtaken.call() is None, "what writers appended meanwhile belongs to the next read"
 
     follower = StreamReader(JSON, "0002_1", is_live=True)
     follower.starts_at(StreamEnd("0002_1", "application/json", is_closed=False))
