@@ -16,7 +16,7 @@ from topics_server.client.addresses import checked_url
 from topics_server.client.calls import DEFAULT_URL, place
 from topics_server.client.coroutine_client import CoroutineClient
 from topics_server.client.effects import Effects, new_key
-from topics_server.client.errors import NotFound
+from topics_server.client.errors import ClientError, NotFound
 from topics_server.client.exchange import LIVE_RETRY_MS, PATIENCE_MS, TIMEOUT_MS
 from topics_server.client.following.async_live import live_async
 from topics_server.client.front import admin_calls
@@ -331,7 +331,7 @@ class AsyncClient(CoroutineClient):
         try:
             async with asyncio.timeout(CANCELLED_MS / 1000):
                 await self._keep(item, keep, topic, 0)
-        except Exception as error:
+        except (ClientError, OSError) as error:
             log.warning("the position of a cancelled reader is not saved: %r", error)
 
     async def _keep(
