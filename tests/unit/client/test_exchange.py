@@ -1,4 +1,4 @@
-"""Both clients on answers that no topics server gives, over a fork, and under many threads.
+"""`client.exchange`: answers that no topics server gives, a fork, many threads; both clients.
 
 Whatever comes, a program gets an error of the client, and its key stays on its connection.
 """
