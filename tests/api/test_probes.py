@@ -9,7 +9,7 @@ import pytest
 from tests.api.conftest import Api
 from tests.api.fake_store import FakeTopic
 from topics_server.api.operate.metrics_snapshot import facts_of
-from topics_server.runtime.metrics import TOPICS_SHOWN_MAX
+from topics_server.runtime.metrics import ROUTERS_SHOWN_MAX, TOPICS_SHOWN_MAX
 from topics_server.values.model import TopicConfig
 
 pytestmark = pytest.mark.anyio
@@ -131,6 +131,18 @@ async def test_the_per_topic_block_is_bounded(api: Api) -> None:
     answer = await api.http.get("/v0/metrics", headers={"accept": "application/json"})
     assert answer.json()["topics_topic_metrics_truncated"] == 1
     assert len(answer.json()["topics_topic_head_seq"]) == TOPICS_SHOWN_MAX
+    assert answer.json()["topics_consumer_metrics_truncated"] == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_the_per_consumer_block_is_bounded_and_says_so(api: Api, more: int) -> None:
+    await api.append("t", 1, 2)
+    lags = [("t", f"c{number}", 2, 0) for number in range(ROUTERS_SHOWN_MAX + more)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(api.state.store, "consumer_lags", lambda: lags)
+        answer = await api.http.get("/v0/metrics", headers={"accept": "application/json"})
+    assert answer.json()["topics_consumer_metrics_truncated"] == more
+    assert len(answer.json()["topics_consumer_lag"]) == ROUTERS_SHOWN_MAX
 
 
 async def test_others_have_their_turn_while_a_scrape_looks_through_topics(api: Api) -> None:

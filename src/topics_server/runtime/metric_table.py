@@ -216,6 +216,12 @@ _STORE: Final = (
         "1 when there are more topics than the per-topic figures show.",
         lambda store: int(store.topics_truncated),
     ),
+    MetricRow(
+        "gauge",
+        "topics_consumer_metrics_truncated",
+        "1 when there are more consumers than the per-consumer figures show.",
+        lambda store: int(store.consumers_truncated),
+    ),
 )
 _ROUTERS: Final = (
     MetricRow("gauge", "topics_routers", "Routers that exist.", lambda routers: routers.count),

@@ -140,6 +140,7 @@ class StoreFacts(msgspec.Struct, frozen=True):
     damaged_records: int
     conditions: dict[str, int]
     consumers: Sequence[ConsumerMetrics]
+    consumers_truncated: bool
     topics: Sequence[TopicMetrics]
     topics_truncated: bool
 

@@ -11,6 +11,7 @@ import pytest
 from tests.contract.driver import Server, good
 from tests.crash.conditions.commits import RECORDS, Committers
 from tests.ports import lasting_port
+from topics_server.runtime.metrics import ROUTERS_SHOWN_MAX
 
 
 async def _commit_over_kills(server: Server, committers: Committers, kills: int) -> None:
@@ -62,6 +63,11 @@ def test_no_consumer_is_behind_its_acknowledged_commit(
             # A commit whose answer was lost may be further by one step.
             assert acknowledged <= found[name]["seq"] <= acknowledged + 7, name
             assert found[name]["lag"] == RECORDS - found[name]["seq"]
+        scraped = good(server.api.http.get("/v0/metrics", headers={"accept": "application/json"}))
+        assert scraped["topics_consumer_metrics_truncated"] == (consumers > ROUTERS_SHOWN_MAX)
+        shown = {row["labels"]["consumer"]: row["value"] for row in scraped["topics_consumer_lag"]}
+        assert len(shown) == min(consumers, ROUTERS_SHOWN_MAX)
+        assert shown.items() <= {f"t/{name}": each["lag"] for name, each in found.items()}.items()
     finally:
         server.stop()
     print(f"\n{committers.commits} commits of {consumers} consumers, {kills} kills")

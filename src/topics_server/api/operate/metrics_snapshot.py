@@ -131,13 +131,15 @@ async def _store_facts(store: StorePort, caller: Caller) -> StoreFacts:
         is_more = after is not None
         await asyncio.sleep(0)
     assert len(shown) <= TOPICS_SHOWN_MAX
+    consumers, are_more_consumers = await _consumer_metrics(store, caller)
     return StoreFacts(
         topics_by_class={kind.value: count for kind, count in store.counts_by_class().items()},
         queue_topics=store.queue_topics,
         records_live=store.records_live,
         bytes_live=store.bytes_live,
         damaged_records=store.damaged_records,
-        consumers=await _consumer_metrics(store, caller),
+        consumers=consumers,
+        consumers_truncated=are_more_consumers,
         conditions={
             "met": store.condition_counts.met,
             "failed": store.condition_counts.failed,
@@ -157,17 +159,20 @@ def _topic_facts(topic: TopicState) -> TopicMetrics:
     )
 
 
-async def _consumer_metrics(store: StorePort, caller: Caller) -> list[ConsumerMetrics]:
-    """The lags and holds of the consumers that the caller may see, up to the bound of a block."""
+async def _consumer_metrics(store: StorePort, caller: Caller) -> tuple[list[ConsumerMetrics], bool]:
+    """The lags and holds of the consumers that the caller may see, up to the bound of a block.
+
+    Also whether there are more.
+    """
     shown: list[ConsumerMetrics] = []
     for number, (topic, consumer, lag, held) in enumerate(store.consumer_lags(), 1):
         if number % _SLICE == 0:
             await asyncio.sleep(0)
         if not caller.prefixes or caller.may_name(topic):
-            shown.append(ConsumerMetrics(f"{topic}/{consumer}", lag, held))
             if len(shown) == ROUTERS_SHOWN_MAX:
-                break
-    return shown
+                return shown, True
+            shown.append(ConsumerMetrics(f"{topic}/{consumer}", lag, held))
+    return shown, False
 
 
 async def _views_facts(views: Views, caller: Caller) -> ViewsFacts:
