@@ -41,6 +41,7 @@ from topics_server.values.limits import MIB
 from topics_server.values.storage_types import ReplayStart
 from topics_server.views.build import ViewContext
 from topics_server.views.judge import RecoveredLogs, judge_files
+from topics_server.views.feed import Feed
 from topics_server.views.pacing import Pacer
 from topics_server.views.service import Views
 from topics_server.wal import layout
@@ -360,7 +361,7 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
                 ground.view_process,
                 ground.offload,
                 settings.view_max_bytes,
-                Pacer(),
+                Feed(store, ground.view_process, Pacer()),
             ),
             ground.view_queries,
             commits,

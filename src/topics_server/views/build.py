@@ -25,9 +25,9 @@ from topics_server.values.limits import MIB
 from topics_server.values.model import LossReason, ViewDefinition
 from topics_server.values.storage_types import Offload
 from topics_server.views.answers import ViewFailure
+from topics_server.views.feed import Feed, SharedDeath, SharedPage
 from topics_server.views.messages import (
     Answer,
-    Apply,
     Batch,
     Create,
     DiskTrouble,
@@ -43,16 +43,18 @@ from topics_server.views.messages import (
     SqlRefused,
     Unreadable,
 )
-from topics_server.views.pacing import BatchSize, Pacer
-from topics_server.views.pieces import pieces_of
+from topics_server.views.pacing import BatchSize
 from topics_server.views.processes import Applying, ProcessDied
 
 _PAGE_BYTES: Final = 2 * MIB
 _RETRY_S: Final = 1.0
-# Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
 _ANSWER_SECONDS: Final = 30.0
-# How often a process may die of one batch before the batch is held to be at fault.
-_DEATHS_MAX: Final = 2
+# Records of a batch that is sent together with those of other views.
+_JOINED_MAX: Final = 1_000
+# A batch is held to be at fault behind so many deaths of the process; one that had to be killed
+# because it did not answer counts as three.
+_DEATHS_MAX: Final = 6
+_LATE_DEATHS: Final = 3
 _TRIES_MAX: Final = 3
 # Holes of a log: seqs that have no record and never had one that may be read.
 _HOLES: Final = frozenset({LossReason.RESTART, LossReason.DAMAGED, LossReason.SOURCE_TRIM})
@@ -66,7 +68,7 @@ class ViewContext(msgspec.Struct, frozen=True):
     process: Applying
     offload: Offload
     max_bytes: int
-    pacer: Pacer
+    feed: Feed
 
 
 class BuildEvents(Protocol):
@@ -135,12 +137,16 @@ class Build:
         self._events = events
         self._max_bytes = context.max_bytes
         self._changed = asyncio.Event()
-        self._wanted = asyncio.Event()
+        self._rest: asyncio.Future[None] | None = None
         self._mended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         self._lsn = 0
         self._size = BatchSize()
+        # Deaths of the process since it last applied something, while it had a batch of this view.
+        self._deaths = 0
+        # The process died while batches of several views were under way: this one goes alone.
+        self._is_suspect = False
         self._needs_payloads = True
 
     # -- its life --------------------------------------------------------------------------
@@ -186,7 +192,9 @@ class Build:
 
     def want(self) -> None:
         """Somebody waits: apply what there is without a pause."""
-        self._wanted.set()
+        rest = self._rest
+        if rest is not None and not rest.done():
+            rest.set_result(None)
 
     def mend(self) -> None:
         """Try again what failed."""
@@ -236,7 +244,7 @@ class Build:
             if isinstance(answer, SqlRefused):
                 self.failure = ViewFailure(0, answer.statement, answer.message)
                 raise _Over
-            await self._rest(answer)
+            await self._rest_before(answer)
 
     async def _advance(self) -> None:
         """Apply the next page; wait for the topic to change if there is none."""
@@ -246,17 +254,20 @@ class Build:
             self.failure = self.failure or ViewFailure(0, "", "the disk is nearly full")
             await asyncio.sleep(_RETRY_S)
             return
-        page = await self._read()
-        if page is None:
+        shared = await self._read()
+        if shared is None:
             return
+        page = shared.page
         has_more = page.next_from_seq > self.processed_seq
         if has_more:
-            await self._apply(page)
-        if not self.is_ready and page.caught_up:
+            await self._apply(shared)
+        # A batch that has to be sent again is not applied yet.
+        is_at_head = page.caught_up and self.processed_seq >= page.next_from_seq
+        if not self.is_ready and is_at_head:
             await self._mark_ready()
         elif not has_more:
             await self._changed.wait()
-        elif page.caught_up and not self._events.is_awaited:
+        elif is_at_head and not self._events.is_awaited:
             await self._pause()
 
     async def _mark_ready(self) -> None:
@@ -267,26 +278,25 @@ class Build:
             # The process is another one. The one before may have marked the file.
             await self._open()
         else:
-            await self._rest(answer)
+            await self._rest_before(answer)
         if self.is_ready:
             self._events.caught_up(self)
 
     async def _pause(self) -> None:
-        self._wanted.clear()
-        pause_s = self._context.pacer.pause_s(asyncio.get_running_loop().time())
+        self._rest = self._context.feed.rest()
         try:
-            await asyncio.wait_for(self._wanted.wait(), pause_s)
-        except TimeoutError:
-            pass
+            await self._rest
+        finally:
+            self._rest = None
 
-    async def _read(self) -> Page | None:
+    async def _read(self) -> SharedPage | None:
         topic = self._store.topic_of(self.topic_id)
         if topic is None or topic.staging.has_drop:
             return self._lose_topic()
         # A read that waits would pass deleted records and not return with that news.
         request = ReadRequest(self.processed_seq, self._size.records, _PAGE_BYTES)
         try:
-            page = await self._store.read(self._name, request)
+            shared = await self._context.feed.read(topic, request)
         except TopicsError as error:
             if error.code is Code.TOPIC_NOT_FOUND:
                 self._lose_topic()
@@ -296,37 +306,37 @@ class Build:
             self.failure = ViewFailure(0, "", str(error))
             await asyncio.sleep(_RETRY_S)
             return None
-        if page.epoch != self._epoch:
+        if shared.page.epoch != self._epoch:
             self._lose_topic()
         self._forget_trouble()
         # Later than the page: the file then claims rather too much than too little.
         self._lsn = topic.applied_lsn
-        return page
+        return shared
 
     def _lose_topic(self) -> NoReturn:
         self._is_over = True
         self._events.lost_topic(self)
         raise _Over
 
-    async def _apply(self, page: Page) -> None:
-        batch = self._batch(page)
-        deaths = 0
+    async def _apply(self, shared: SharedPage) -> None:
+        batch = self._batch(shared)
+        is_small = shared.page.caught_up and batch.count <= _JOINED_MAX
         while True:
+            alone = not is_small or self._is_suspect or self._events.is_awaited
             try:
-                answer = await self._process.ask(Apply(self.path, batch), seconds=_ANSWER_SECONDS)
+                answer = await self._context.feed.apply(self.path, batch, alone=alone)
+            except SharedDeath:
+                self._is_suspect = True
+                answer = Moved()
             except ProcessDied as died:
-                deaths += 1
-                if deaths >= _DEATHS_MAX and batch.count:
-                    message = f"{died}: the records from here on made it fail {deaths} times"
-                    first = page.pieces[0]
-                    await self._fail(first.block.first_seq + first.rows[0], "", message)
-                    deaths = 0
+                await self._note_death(died, shared.page)
                 answer = Moved()
             if isinstance(answer, Done):
                 self.failure = None
                 self.bytes = answer.bytes
                 self.applied_total += batch.count
                 self._size.note(batch.count, answer.ms)
+                self._is_suspect, self._deaths = False, 0
                 self._move(answer.processed_seq, batch.known_from_seq)
                 return
             if isinstance(answer, FailedAt):
@@ -338,7 +348,16 @@ class Build:
                 # The process is another one, or the file stands elsewhere: look again.
                 await self._open()
                 return
-            await self._rest(answer)
+            await self._rest_before(answer)
+
+    async def _note_death(self, died: ProcessDied, page: Page) -> None:
+        """The process died of a batch of this view alone; stand still if it does so repeatedly."""
+        self._deaths += _LATE_DEATHS if died.was_late else 1
+        if self._deaths >= _DEATHS_MAX and page.pieces:
+            message = f"{died}: the records from here on made it fail repeatedly"
+            self._deaths = 0
+            first = page.pieces[0]
+            await self._fail(first.block.first_seq + first.rows[0], "", message)
 
     async def _fail(self, seq: int, statement: str, message: str) -> None:
         """Stand still until somebody mends the view."""
@@ -372,9 +391,9 @@ class Build:
             if isinstance(answer, FileFacts):
                 self._note(answer)
                 return
-            await self._rest(answer)
+            await self._rest_before(answer)
 
-    async def _rest(self, answer: Answer) -> None:
+    async def _rest_before(self, answer: Answer) -> None:
         """Wait before the next try; a file that cannot be used ends the build."""
         if isinstance(answer, Unreadable):
             self._is_over = True
@@ -399,8 +418,9 @@ class Build:
             self.processed_seq = seq
             self._events.moved(self)
 
-    def _batch(self, page: Page) -> Batch:
+    def _batch(self, shared: SharedPage) -> Batch:
         """The records of a page, and the holes that it tells of."""
+        page = shared.page
         gaps: list[tuple[int, int]] = []
         known_from_seq = 1
         if page.gap is not None:
@@ -415,7 +435,7 @@ class Build:
             known_from_seq=known_from_seq,
             gaps=gaps,
             count=sum(len(piece.rows) for piece in page.pieces),
-            pieces=pieces_of(page, with_payloads=self._needs_payloads),
+            pieces=shared.pieces(with_payloads=self._needs_payloads),
         )
 
 

@@ -94,6 +94,24 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     batch: Batch
 
 
+class BatchPart(msgspec.Struct, frozen=True, array_like=True):
+    """One file's part of `ApplyAll`. `pieces`: the place of its batch's pieces in the message."""
+
+    path: str
+    batch: Batch
+    pieces: int
+
+
+class ApplyAll(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Apply records to several open files, in one transaction each.
+
+    Views that read the same page share its pieces; the batches of `parts` have none.
+    """
+
+    pieces: list[list[BlockRows]]
+    parts: list[BatchPart]
+
+
 class Skip(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Pass the next record without applying it."""
 
@@ -135,7 +153,17 @@ class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Request = (
-    Nothing | Check | Create | Open | Apply | Skip | MarkReady | MarkStale | Remove | ViewQuery
+    Nothing
+    | Check
+    | Create
+    | Open
+    | Apply
+    | ApplyAll
+    | Skip
+    | MarkReady
+    | MarkStale
+    | Remove
+    | ViewQuery
 )
 
 
@@ -189,7 +217,16 @@ class QueryRows(msgspec.Struct, frozen=True, array_like=True, tag=True):
     is_cut: bool
 
 
-Answer = Done | SqlRefused | FailedAt | Moved | Unreadable | DiskTrouble | QueryRows | FileFacts
+PartAnswer = Done | SqlRefused | FailedAt | Moved | Unreadable | DiskTrouble
+
+
+class AllApplied(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer of each part of an `ApplyAll`, in their order."""
+
+    answers: list[PartAnswer]
+
+
+Answer = PartAnswer | QueryRows | FileFacts | AllApplied
 
 encode: Final = msgspec.msgpack.Encoder().encode
 REQUESTS: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)

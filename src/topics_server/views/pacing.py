@@ -1,33 +1,52 @@
-"""How many records a batch has, and how long a view rests behind one. Pure.
+"""How many records a batch has, and how long views rest between batches.
 
-A batch costs the event loop a message there and back, however few records it has. With many views
-of busy topics these messages would take the loop from the appends, so all views together send a
-bounded number of them a second; each batch then has more records. Loop thread only; called by
-`build`.
+A batch costs the event loop a message there and back, however few records it has, and a transaction
+of the apply process takes a processor from the server. So views that nobody waits for rest behind
+each batch, and go on together: what follows for all of them is one piece of work (`feed`), and
+between two of them the loop belongs to the appends. Loop thread only; called by `build` and `feed`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 # One transaction for what arrived in so long.
 PAUSE_S: Final = 0.005
-# All views together: 400 batches a second.
+# All views together: 400 transactions a second.
 _SPACE_S: Final = 0.0025
 # The rows of a view that nobody waits for are at most so much older for the sake of others.
 _PAUSE_MAX_S: Final = 0.25
 
 
+def pause_s(views: int) -> float:
+    """How long so many views rest, if each has a batch behind every rest."""
+    return min(max(PAUSE_S, views * _SPACE_S), _PAUSE_MAX_S)
+
+
 class Pacer:
-    """The batches of all views of a server."""
+    """The rests of all views of a server: they end together."""
 
     def __init__(self) -> None:
-        self._free_s = 0.0
+        self._resting: list[asyncio.Future[None]] = []
+        # Views that went on behind the last rest: so many are expected behind the next one.
+        self._views = 1
 
-    def pause_s(self, now_s: float) -> float:
-        """How long a view rests behind a batch; `now_s`: the time of the loop."""
-        self._free_s = min(max(now_s, self._free_s) + _SPACE_S, now_s + _PAUSE_MAX_S)
-        return max(PAUSE_S, self._free_s - now_s)
+    def rest(self) -> asyncio.Future[None]:
+        """Done when the views that rest go on. Whoever cannot wait that long resolves it."""
+        loop = asyncio.get_running_loop()
+        if not self._resting:
+            loop.call_later(pause_s(self._views), self._go_on)
+        rest: asyncio.Future[None] = loop.create_future()
+        self._resting.append(rest)
+        return rest
+
+    def _go_on(self) -> None:
+        resting, self._resting = self._resting, []
+        self._views = len(resting)
+        for rest in resting:
+            if not rest.done():
+                rest.set_result(None)
 
 
 # Records of a batch: first so many, then as many as one transaction applies in good time.

@@ -16,16 +16,18 @@ _SEEDS_OF_THE_RULE = 60
 
 def test_a_view_is_the_fold_of_its_topic() -> None:
     totals = dict.fromkeys(("crashes", "ahead", "judged", "records", "rebuilt"), 0)
-    lost = 0
+    lost = joined = 0
     for seed in range(_SEEDS):
         simulation = ViewedSimulation(seed)
         simulation.run()
         for name in totals:
             totals[name] += getattr(simulation, name)
+        joined += simulation.disk.joined
         lost += simulation.disk.older + simulation.disk.torn + simulation.disk.gone
     # The test would prove nothing if its events never happened.
     assert min(totals.values()) > _SEEDS, totals
     assert lost > _SEEDS
+    assert joined > _SEEDS
 
 
 def test_without_the_rule_of_files_that_are_ahead_a_view_is_wrong() -> None:

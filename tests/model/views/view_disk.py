@@ -19,11 +19,15 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from topics_server.views.messages import (
     ANSWERS,
     REQUESTS,
+    AllApplied,
     Answer,
     Apply,
+    ApplyAll,
     Create,
     Done,
     FailedAt,
@@ -68,7 +72,7 @@ class ViewDisk:
         self.querier = Querier()
         self.delivered: dict[str, dict[int, Delivered]] = {}
         self.skipped: dict[str, set[int]] = {}
-        self.older = self.torn = self.gone = self.deaths = 0
+        self.older = self.torn = self.gone = self.deaths = self.joined = 0
         self._copies: dict[str, list[_Copy]] = {}
 
     # -- at work ---------------------------------------------------------------------------
@@ -77,6 +81,17 @@ class ViewDisk:
         """Do what the applier is asked, and note what a power cut may leave of it."""
         answer = self.applier.answer(REQUESTS.decode(encode(request)))
         answer = ANSWERS.decode(encode(answer))
+        if isinstance(request, ApplyAll):
+            assert isinstance(answer, AllApplied)
+            self.joined += 1
+            for part, one in zip(request.parts, answer.answers, strict=True):
+                pieces = request.pieces[part.pieces]
+                batch = msgspec.structs.replace(part.batch, pieces=pieces)
+                self._noted(Apply(part.path, batch), one)
+            return answer
+        return self._noted(request, answer)
+
+    def _noted(self, request: Request, answer: Answer) -> Answer:
         path = getattr(request, "path", "")
         if isinstance(request, Create) and isinstance(answer, FileFacts):
             self.delivered[path], self.skipped[path] = {}, set()

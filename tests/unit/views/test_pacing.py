@@ -1,42 +1,78 @@
-"""`pacing`: views share a bounded number of batches a second, and a batch has a bounded time."""
+"""`pacing`: views rest together, for a bounded time, and a batch has a bounded time."""
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 
 import pytest
 
-from topics_server.views.pacing import PAUSE_S, BatchSize, Pacer
+from topics_server.views.pacing import PAUSE_S, BatchSize, Pacer, pause_s
+
+pytestmark = pytest.mark.anyio
 
 
-def _batches(views: int, seconds: float) -> list[int]:
-    """How many batches each of these views makes, if every one always has records."""
-    pacer, made = Pacer(), [0] * views
-    due = [(0.0, view) for view in range(views)]
-    while due[0][0] < seconds:
-        now_s, view = heapq.heappop(due)
-        made[view] += 1
-        heapq.heappush(due, (now_s + pacer.pause_s(now_s), view))
-    return made
+class Timers:
+    """The timers that are set on the loop, which go off when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.delays_s: list[float] = []
+        self._callbacks: list[object] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
+
+    def _call_later(self, delay_s: float, callback: object) -> None:
+        self.delays_s.append(delay_s)
+        self._callbacks.append(callback)
+
+    def go_off(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            assert callable(callback)
+            callback()
+
+
+@pytest.fixture
+async def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    return Timers(monkeypatch)
 
 
 def test_one_view_rests_five_milliseconds() -> None:
-    assert Pacer().pause_s(100.0) == pytest.approx(PAUSE_S)
-    (made,) = _batches(1, 1.0)
-    assert made == pytest.approx(200, abs=2)
+    assert pause_s(1) == pause_s(2) == pytest.approx(PAUSE_S)
 
 
-@pytest.mark.parametrize("views", [2, 5, 20, 50])
+@pytest.mark.parametrize("views", [3, 5, 20, 100])
 def test_all_views_together_make_400_batches_a_second(views: int) -> None:
-    made = _batches(views, 10.0)
-    assert sum(made) <= 4_000 + views
-    # Nobody is forgotten for the sake of others.
-    assert min(made) >= 0.8 * max(made)
+    assert views / pause_s(views) == pytest.approx(400)
 
 
 def test_a_view_never_rests_longer_than_a_quarter_of_a_second() -> None:
+    assert pause_s(100_000) == pytest.approx(0.25)
+
+
+async def test_views_that_rest_go_on_together(timers: Timers) -> None:
+    """One timer for all of them; how many there were says how long the next rest is."""
     pacer = Pacer()
-    assert max(pacer.pause_s(1.0) for _ in range(1_000)) == pytest.approx(0.25)
+    for delay_s in (pause_s(1), pause_s(10), pause_s(10)):
+        rests = [pacer.rest() for _ in range(10)]
+        assert timers.delays_s == [delay_s]
+        assert not any(rest.done() for rest in rests)
+        timers.go_off()
+        assert all(rest.done() for rest in rests)
+        timers.delays_s.clear()
+    pacer.rest()
+    assert timers.delays_s == [pause_s(10)]
+    timers.go_off()
+    pacer.rest()
+    assert timers.delays_s == [pause_s(10), pause_s(1)]
+
+
+async def test_a_rest_may_end_before_the_others(timers: Timers) -> None:
+    pacer = Pacer()
+    early, cancelled, late = (pacer.rest() for _ in range(3))
+    early.set_result(None)
+    cancelled.cancel()
+    assert not late.done()
+    timers.go_off()
+    assert late.done()
 
 
 def _settled(us_a_record: float, waiting: int) -> list[int]:

@@ -21,8 +21,13 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.views.messages import (
     LENGTH,
     REQUESTS,
+    AllApplied,
     Answer,
     Apply,
+    ApplyAll,
+    Batch,
+    BatchPart,
+    BlockRows,
     Check,
     Create,
     DiskTrouble,
@@ -33,6 +38,7 @@ from topics_server.views.messages import (
     Moved,
     Nothing,
     Open,
+    PartAnswer,
     Remove,
     Request,
     Skip,
@@ -41,6 +47,7 @@ from topics_server.views.messages import (
     ViewQuery,
     frame,
 )
+from topics_server.views.workers.records import RecordColumns
 from topics_server.views.workers.view_file import (
     FailedRecord,
     MovedError,
@@ -53,6 +60,8 @@ from topics_server.views.workers.view_file import (
 )
 
 _NICENESS: Final = 5
+# Errors of the database, of the disk, and of a batch that is none.
+_EXPECTED: Final = (sqlite3.DatabaseError, OSError, ValueError, msgspec.MsgspecError)
 
 
 class Applier:
@@ -60,24 +69,43 @@ class Applier:
 
     def __init__(self) -> None:
         self._files: dict[str, ViewFile] = {}
+        # The records applied last: the next part of a message often has the same pieces.
+        self._records: tuple[list[BlockRows], RecordColumns] | None = None
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked; what goes wrong is an answer too."""
         try:
+            if isinstance(request, ApplyAll):
+                return AllApplied([self._part(part, request.pieces) for part in request.parts])
             return self._answer(request)
-        except RefusedSql as error:
+        except Exception as error:
+            return self._trouble(request, error)
+        finally:
+            self._records = None
+
+    def _part(self, part: BatchPart, pieces: list[list[BlockRows]]) -> PartAnswer:
+        request = Apply(part.path, msgspec.structs.replace(part.batch, pieces=pieces[part.pieces]))
+        try:
+            return self._changed(request)
+        except Exception as error:
+            return self._trouble(request, error)
+
+    def _trouble(self, request: Request, error: Exception) -> PartAnswer:
+        """What the server is told of an error; one that is not expected goes on."""
+        if isinstance(error, RefusedSql):
             return SqlRefused(error.message, error.statement, error.reason)
-        except FailedRecord as error:
+        if isinstance(error, FailedRecord):
             return FailedAt(error.seq, error.statement, error.message)
-        except MovedError:
+        if isinstance(error, MovedError):
             return Moved()
-        except (sqlite3.DatabaseError, OSError, ValueError, msgspec.MsgspecError) as error:
-            path = getattr(request, "path", "")
-            # Also of a file that another request has open: it is opened anew.
-            self._forget(path)
-            if is_of_disk(error) and (isinstance(request, Create) or os.path.exists(path)):
-                return DiskTrouble(str(error))
-            return Unreadable(str(error))
+        if not isinstance(error, _EXPECTED):
+            raise error
+        path = getattr(request, "path", "")
+        # Also of a file that another request has open: it is opened anew.
+        self._forget(path)
+        if is_of_disk(error) and (isinstance(request, Create) or os.path.exists(path)):
+            return DiskTrouble(str(error))
+        return Unreadable(str(error))
 
     def _answer(self, request: Request) -> Answer:
         match request:
@@ -109,13 +137,17 @@ class Applier:
             case _:
                 return self._changed(request)
 
-    def _changed(self, request: Apply | Skip | MarkReady | MarkStale | ViewQuery) -> Answer:
+    def _changed(
+        self, request: Apply | Skip | MarkReady | MarkStale | ViewQuery | ApplyAll
+    ) -> PartAnswer:
+        if isinstance(request, ViewQuery | ApplyAll):
+            return Moved()
         found = self._files.get(request.path)
-        if found is None or isinstance(request, ViewQuery):
+        if found is None:
             return Moved()
         began_ms = monotonic_ms()
         if isinstance(request, Apply):
-            found.apply(request.batch)
+            found.apply(request.batch, self._records_of(request.batch))
         elif isinstance(request, Skip):
             found.skip(request.seq)
         elif isinstance(request, MarkStale):
@@ -123,6 +155,12 @@ class Applier:
         else:
             found.mark_ready()
         return Done(found.at, bytes_of(request.path), monotonic_ms() - began_ms)
+
+    def _records_of(self, batch: Batch) -> RecordColumns:
+        """The records of a batch; those of the batch before, if it has the same pieces."""
+        if self._records is None or self._records[0] is not batch.pieces:
+            self._records = batch.pieces, RecordColumns(batch)
+        return self._records[1]
 
     def close(self) -> None:
         """Close every file, with nothing beside it that the database would have to look at."""

@@ -180,12 +180,12 @@ class ViewFile:
             needs_payloads=not used.isdisjoint(("data", "meta")),
         )
 
-    def apply(self, batch: Batch) -> None:
-        """Apply the records of a batch in one transaction.
+    def apply(self, batch: Batch, records: RecordColumns | None = None) -> None:
+        """Apply the records of a batch in one transaction. `records`: its records, if made before.
 
         Raises `FailedRecord`, then everything before that record is applied, and `MovedError`.
         """
-        records = RecordColumns(batch)
+        records = RecordColumns(batch) if records is None else records
         try:
             self._apply_records(batch, records, records.count)
         except FailedRecord as failure:

@@ -1,0 +1,163 @@
+"""What views share while they follow the heads of their topics: pages, messages and rests.
+
+Many views of one topic would each read the same page, send it to the apply process and wait for its
+answer, and each of these steps takes the loop from the appends. So views that rest go on in the
+same turn (`pacing`); those that stand at the same record share the page that the first of them
+read; and what they apply in one turn goes to the apply process as one message, with each page in it
+once. Loop thread only; called by `build`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.store import Store
+from topics_server.engine.topic.topic import Topic
+from topics_server.views.messages import (
+    AllApplied,
+    Answer,
+    Apply,
+    ApplyAll,
+    Batch,
+    BatchPart,
+    BlockRows,
+    Moved,
+)
+from topics_server.views.pacing import Pacer
+from topics_server.views.pieces import pieces_of
+from topics_server.views.processes import Applying, ProcessDied
+
+# Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
+_BATCH_SECONDS: Final = 30.0
+
+
+class SharedDeath(ProcessDied):
+    """The process died of a message that held batches of several views; one may be at fault."""
+
+
+class SharedPage:
+    """A page, and its records as the apply process gets them."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._pieces: dict[bool, list[BlockRows]] = {}
+
+    def pieces(self, *, with_payloads: bool) -> list[BlockRows]:
+        """The records; the same list for all who ask."""
+        found = self._pieces.get(with_payloads)
+        if found is None:
+            found = pieces_of(self.page, with_payloads=with_payloads)
+            self._pieces[with_payloads] = found
+        return found
+
+
+class _Waiting(NamedTuple):
+    path: str
+    batch: Batch
+    answer: asyncio.Future[Answer]
+
+
+# Topic, its last entry, cursor and limit of a page.
+_Place = tuple[int, int, int, int]
+
+
+class Feed:
+    """The pages and batches of all views of a server."""
+
+    def __init__(self, store: Store, process: Applying, pacer: Pacer) -> None:
+        self._store = store
+        self._process = process
+        self._pacer = pacer
+        self._pages: dict[_Place, SharedPage] = {}
+        self._waiting: list[_Waiting] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def rest(self) -> asyncio.Future[None]:
+        """Done when the views that rest go on; whoever cannot wait for it resolves it."""
+        return self._pacer.rest()
+
+    async def read(self, topic: Topic, request: ReadRequest) -> SharedPage:
+        """A page as `Store.read` gives it; one that was read for the same records is shared.
+
+        Only while the topic is the same, and no longer than this turn of the loop.
+        """
+        place = (topic.topic_id, topic.applied_lsn, request.from_seq, request.limit)
+        found = self._pages.get(place)
+        if found is None:
+            found = SharedPage(await self._store.read(topic.name, request))
+            if not self._pages:
+                asyncio.get_running_loop().call_soon(self._pages.clear)
+            self._pages[place] = found
+        return found
+
+    async def apply(self, path: str, batch: Batch, *, alone: bool) -> Answer:
+        """Apply a batch to a file. Raises `ProcessDied`; `SharedDeath` if others were with it.
+
+        A batch that is not `alone` goes with those of this turn of the loop. Cancelling the caller
+        does not stop a batch that is sent.
+        """
+        if alone:
+            return await self._process.ask(Apply(path, batch), seconds=_BATCH_SECONDS)
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send)
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._waiting.append(_Waiting(path, batch, answer))
+        return await answer
+
+    def _send(self) -> None:
+        waiting = [one for one in self._waiting if not one.answer.done()]
+        self._waiting.clear()
+        # Those with the same pieces behind one another: the process makes columns of them once.
+        waiting.sort(key=lambda one: id(one.batch.pieces))
+        if waiting:
+            task = asyncio.get_running_loop().create_task(self._exchange(waiting))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _exchange(self, waiting: list[_Waiting]) -> None:
+        try:
+            answers = await self._answers(waiting)
+        except Exception as error:
+            for one in waiting:
+                if not one.answer.done():
+                    one.answer.set_exception(_error_for_each(error, len(waiting)))
+                    # Nobody may wait for it any more.
+                    one.answer.exception()
+            return
+        for one, answer in zip(waiting, answers, strict=True):
+            if not one.answer.done():
+                one.answer.set_result(answer)
+
+    async def _answers(self, waiting: list[_Waiting]) -> list[Answer]:
+        seconds = _BATCH_SECONDS * len(waiting)
+        if len(waiting) == 1:
+            ((path, batch, _),) = waiting
+            return [await self._process.ask(Apply(path, batch), seconds=seconds)]
+        answer = await self._process.ask(_joined(waiting), seconds=seconds)
+        if isinstance(answer, AllApplied) and len(answer.answers) == len(waiting):
+            return list(answer.answers)
+        return [Moved()] * len(waiting)
+
+
+def _joined(waiting: list[_Waiting]) -> ApplyAll:
+    """One message; pieces that batches share are in it once."""
+    places: dict[int, int] = {}
+    pieces: list[list[BlockRows]] = []
+    parts: list[BatchPart] = []
+    for path, batch, _ in waiting:
+        place = places.setdefault(id(batch.pieces), len(pieces))
+        if place == len(pieces):
+            pieces.append(batch.pieces)
+        parts.append(BatchPart(path, msgspec.structs.replace(batch, pieces=[]), place))
+    return ApplyAll(pieces, parts)
+
+
+def _error_for_each(error: Exception, views: int) -> Exception:
+    if isinstance(error, ProcessDied) and views > 1:
+        return SharedDeath(was_late=error.was_late)
+    return error
