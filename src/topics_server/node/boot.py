@@ -40,8 +40,8 @@ from topics_server.values.errors import StorageError
 from topics_server.values.limits import MIB
 from topics_server.values.storage_types import ReplayStart
 from topics_server.views.build import ViewContext
-from topics_server.views.judge import RecoveredLogs, judge_files
 from topics_server.views.feed import Feed
+from topics_server.views.judge import RecoveredLogs, judge_files
 from topics_server.views.pacing import Pacer
 from topics_server.views.service import Views
 from topics_server.wal import layout
