@@ -10,6 +10,7 @@ once. Loop thread only; called by `build`.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -74,7 +75,7 @@ class Feed:
         self._pacer = pacer
         self._pages: dict[_Place, SharedPage] = {}
         self._waiting: list[_Waiting] = []
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[list[Answer]]] = set()
 
     def rest(self) -> asyncio.Future[None]:
         """Done when the views that rest go on; whoever cannot wait for it resolves it."""
@@ -115,23 +116,24 @@ class Feed:
         # Those with the same pieces behind one another: the process makes columns of them once.
         waiting.sort(key=lambda one: id(one.batch.pieces))
         if waiting:
-            task = asyncio.get_running_loop().create_task(self._exchange(waiting))
+            task = asyncio.get_running_loop().create_task(self._answers(waiting))
             self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            task.add_done_callback(partial(self._resolve, waiting))
 
-    async def _exchange(self, waiting: list[_Waiting]) -> None:
-        try:
-            answers = await self._answers(waiting)
-        except Exception as error:
-            for one in waiting:
-                if not one.answer.done():
-                    one.answer.set_exception(_error_for_each(error, len(waiting)))
-                    # Nobody may wait for it any more.
-                    one.answer.exception()
-            return
-        for one, answer in zip(waiting, answers, strict=True):
-            if not one.answer.done():
-                one.answer.set_result(answer)
+    def _resolve(self, waiting: list[_Waiting], task: asyncio.Task[list[Answer]]) -> None:
+        self._sending.discard(task)
+        error = None if task.cancelled() else task.exception()
+        for index, one in enumerate(waiting):
+            if one.answer.done():
+                continue
+            if task.cancelled():
+                one.answer.cancel()
+            elif error is None:
+                one.answer.set_result(task.result()[index])
+            else:
+                one.answer.set_exception(_error_for_each(error, len(waiting)))
+                # Nobody may wait for it any more.
+                one.answer.exception()
 
     async def _answers(self, waiting: list[_Waiting]) -> list[Answer]:
         seconds = _BATCH_SECONDS * len(waiting)
@@ -157,7 +159,7 @@ def _joined(waiting: list[_Waiting]) -> ApplyAll:
     return ApplyAll(pieces, parts)
 
 
-def _error_for_each(error: Exception, views: int) -> Exception:
+def _error_for_each(error: BaseException, views: int) -> BaseException:
     if isinstance(error, ProcessDied) and views > 1:
         return SharedDeath(was_late=error.was_late)
     return error

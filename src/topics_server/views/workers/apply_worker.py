@@ -60,8 +60,17 @@ from topics_server.views.workers.view_file import (
 )
 
 _NICENESS: Final = 5
-# Errors of the database, of the disk, and of a batch that is none.
-_EXPECTED: Final = (sqlite3.DatabaseError, OSError, ValueError, msgspec.MsgspecError)
+# What a request may meet; the last ones are of the database, of the disk, and of a batch that is
+# none.
+_EXPECTED: Final = (
+    RefusedSql,
+    FailedRecord,
+    MovedError,
+    sqlite3.DatabaseError,
+    OSError,
+    ValueError,
+    msgspec.MsgspecError,
+)
 
 
 class Applier:
@@ -78,7 +87,7 @@ class Applier:
             if isinstance(request, ApplyAll):
                 return AllApplied([self._part(part, request.pieces) for part in request.parts])
             return self._answer(request)
-        except Exception as error:
+        except _EXPECTED as error:
             return self._trouble(request, error)
         finally:
             self._records = None
@@ -87,19 +96,17 @@ class Applier:
         request = Apply(part.path, msgspec.structs.replace(part.batch, pieces=pieces[part.pieces]))
         try:
             return self._changed(request)
-        except Exception as error:
+        except _EXPECTED as error:
             return self._trouble(request, error)
 
     def _trouble(self, request: Request, error: Exception) -> PartAnswer:
-        """What the server is told of an error; one that is not expected goes on."""
+        """What the server is told of an error."""
         if isinstance(error, RefusedSql):
             return SqlRefused(error.message, error.statement, error.reason)
         if isinstance(error, FailedRecord):
             return FailedAt(error.seq, error.statement, error.message)
         if isinstance(error, MovedError):
             return Moved()
-        if not isinstance(error, _EXPECTED):
-            raise error
         path = getattr(request, "path", "")
         # Also of a file that another request has open: it is opened anew.
         self._forget(path)
