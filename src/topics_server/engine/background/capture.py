@@ -154,7 +154,7 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     if part.whole_flips:
         topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
     if part.keys:
-        topic.keys.remembered.update(part.keys)
+        topic.keys.restore(part.keys)
     if part.producers:
         topic.producers.known.update(
             (producer, StampAccepted(*last)) for producer, last in part.producers.items()

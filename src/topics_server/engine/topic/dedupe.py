@@ -7,11 +7,18 @@ oldest keys go first. Called by `engine/topic/topic.py` and `engine/background/c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from topics_server.values.limits import DEDUPE_KEYS_PER_TOPIC_MAX
+
+# Keys whose window has passed that one call lets go, beside as many as it brings: after a pause
+# there may be a million of them. They count no more, whether they are here or not.
+_FORGOTTEN_MAX: Final = 256
+# Places of keys that are gone, in front of the others.
+_GONE_MAX: Final = 1_024
 
 
 class Duplicate(msgspec.Struct, frozen=True):
@@ -26,14 +33,63 @@ class Duplicate(msgspec.Struct, frozen=True):
     seqs: list[int] | None = None
 
 
+class _Order:
+    """Keys in the order of their last use.
+
+    A dictionary has an order, too, but its first item is behind the places of all that were removed
+    before it: letting go n keys takes n * n steps.
+    """
+
+    __slots__ = ("_first", "_keys", "_moved")
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = list(keys)
+        self._first = 0
+        # Keys that were used again: how many of their places are void.
+        self._moved: dict[str, int] = {}
+
+    def add(self, key: str, *, is_again: bool) -> None:
+        """Note that a key was used last. `is_again`: it has a place already."""
+        self._keys.append(key)
+        if is_again:
+            self._moved[key] = self._moved.get(key, 0) + 1
+
+    def first(self) -> str:
+        """The key that was used before all others. There is one."""
+        while self._moved and (key := self._keys[self._first]) in self._moved:
+            self._moved[key] -= 1
+            if not self._moved[key]:
+                del self._moved[key]
+            self.remove_first()
+        return self._keys[self._first]
+
+    def remove_first(self) -> None:
+        """The key that `first` gave is gone."""
+        keys = self._keys
+        keys[self._first] = ""
+        self._first += 1
+        if self._first > _GONE_MAX and 2 * self._first > len(keys):
+            del keys[: self._first]
+            self._first = 0
+
+
 class KeyMemory:
     """The keys of one topic, oldest first. A value is (first_seq, count, commit time in ms)."""
 
-    __slots__ = ("in_flight", "remembered")
+    __slots__ = ("_order", "in_flight", "remembered")
 
     def __init__(self) -> None:
         self.in_flight: dict[str, Duplicate] = {}
         self.remembered: dict[str, tuple[int, int, int]] = {}
+        # None until a key is remembered: most topics have none.
+        self._order: _Order | None = None
+
+    def restore(self, keys: Mapping[str, tuple[int, int, int]]) -> None:
+        """The keys of a snapshot, oldest first; nothing is remembered yet."""
+        assert not self.remembered
+        if keys:
+            self.remembered.update(keys)
+            self._order = _Order([*keys])
 
     def find(self, key: str, window_ms: int, now_ms: int) -> Duplicate | None:
         """The append of this key, in flight or within the window."""
@@ -55,22 +111,29 @@ class KeyMemory:
         del self.in_flight[key]
 
     def remember(self, key: str, first_seq: int, count: int, ts: int, window_ms: int) -> None:
-        """The append of this key is applied; keys whose window has passed at `ts` are removed."""
+        """The append of this key is applied; keys whose window has passed at `ts` are let go."""
         self.in_flight.pop(key, None)
+        order = self._order
+        if order is None:
+            order = self._order = _Order([])
         remembered = self.remembered
         # Times ascend, so a key that is used again moves to the end.
-        remembered.pop(key, None)
+        order.add(key, is_again=remembered.pop(key, None) is not None)
         remembered[key] = (first_seq, count, ts)
-        self._forget_before(key, ts, window_ms)
+        self._forget_before(order, key, 1, ts, window_ms)
 
-    def _forget_before(self, key: str, ts: int, window_ms: int) -> None:
-        """Remove keys whose window has passed, and those over the bound, but none behind `key`."""
+    def _forget_before(self, order: _Order, key: str, added: int, ts: int, window_ms: int) -> None:
+        """Remove keys over the bound, and some whose window has passed, but none behind `key`."""
         remembered = self.remembered
-        while (oldest := next(iter(remembered))) != key:
-            in_window = ts - remembered[oldest][2] < window_ms
-            if in_window and len(remembered) <= DEDUPE_KEYS_PER_TOPIC_MAX:
+        left = added + _FORGOTTEN_MAX
+        while (oldest := order.first()) != key:
+            if len(remembered) <= DEDUPE_KEYS_PER_TOPIC_MAX and (
+                left == 0 or ts - remembered[oldest][2] < window_ms
+            ):
                 break
             del remembered[oldest]
+            order.remove_first()
+            left -= 1
 
     # -- a key for each record: thousands in one step ------------------------------------------
 
@@ -98,9 +161,12 @@ class KeyMemory:
 
     def remember_each(self, keys: Sequence[str], first_seq: int, ts: int, window_ms: int) -> None:
         """The append of records with these keys is applied; see `remember`."""
+        order = self._order
+        if order is None:
+            order = self._order = _Order([])
         in_flight, remembered = self.in_flight, self.remembered
         for seq, key in enumerate(keys, first_seq):
             in_flight.pop(key, None)
-            remembered.pop(key, None)
+            order.add(key, is_again=remembered.pop(key, None) is not None)
             remembered[key] = (seq, 1, ts)
-        self._forget_before(keys[-1], ts, window_ms)
+        self._forget_before(order, keys[-1], len(keys), ts, window_ms)

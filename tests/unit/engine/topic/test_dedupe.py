@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from topics_server.engine.topic import dedupe
@@ -95,3 +97,61 @@ def test_a_batch_may_have_more_keys_than_are_remembered(monkeypatch: pytest.Monk
     keys.remember("old", 1, 1, ts=0, window_ms=1000)
     keys.remember_each([f"b:{index}" for index in range(5)], 2, ts=0, window_ms=1000)
     assert list(keys.remembered) == ["b:2", "b:3", "b:4"]
+
+
+class _Visited(dict[str, tuple[int, int, int]]):
+    """Counts iterators, which pass the places of all items that were removed before."""
+
+    iterators = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.iterators += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_call_after_a_pause_lets_go_a_bounded_number_of_keys(*, is_restored: bool) -> None:
+    """The others go with later calls, and count no more meanwhile; none is let go too early."""
+    keys = KeyMemory()
+    names = [f"k{number}" for number in range(2_000)]
+    if is_restored:
+        keys.restore({name: (number, 1, 0) for number, name in enumerate(names)})
+    else:
+        keys.remember_each(names, 1, ts=0, window_ms=10)
+    keys.remembered = visited = _Visited(keys.remembered)
+    keys.remember("new", 9_000, 1, ts=1_000, window_ms=10)
+    assert len(keys.remembered) == 2_001 - 257
+    assert not any(keys.find_each(names, 10, 1_000)[0])
+    keys.remember_each(["a", "b"], 9_001, ts=1_005, window_ms=10)
+    assert len(keys.remembered) == 2_003 - 257 - 258
+    for number in range(10):
+        keys.remember(f"later {number}", 9_100 + number, 1, ts=1_006, window_ms=10)
+    assert len(keys.remembered) == 13
+    assert keys.find("new", 10, 1_006) == Duplicate(9_000, 1)
+    assert visited.iterators == 0
+
+
+def test_places_of_keys_that_are_gone_are_given_back() -> None:
+    """A topic that uses keys for years keeps places of those in the window, and few others."""
+    keys = KeyMemory()
+    for number in range(20_000):
+        keys.remember(f"k{number}", number, 1, ts=number, window_ms=100)
+    assert len(keys.remembered) == 100
+    assert keys._order is not None
+    assert len(keys._order._keys) <= 100 + dedupe._GONE_MAX + 1
+
+
+def test_a_key_that_is_used_again_and_again_is_let_go_at_its_last_use() -> None:
+    keys = KeyMemory()
+    for ts in range(0, 50, 10):
+        keys.remember("a", ts, 1, ts=ts, window_ms=5)
+        keys.remember("b", ts, 1, ts=ts + 1, window_ms=100)
+    assert list(keys.remembered) == ["a", "b"]
+    keys.remember("c", 60, 1, ts=60, window_ms=30)
+    assert list(keys.remembered) == ["a", "b", "c"]
+    keys.remember("d", 70, 1, ts=70, window_ms=30)
+    assert list(keys.remembered) == ["b", "c", "d"]
+    keys.remember("e", 71, 1, ts=71, window_ms=30)
+    assert list(keys.remembered) == ["c", "d", "e"]
+    assert keys._order is not None
+    assert keys._order._moved == {}
