@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.reader.payload import VARIANT, PayloadMismatch, typed, variants, why_unfit
+from topics_server.values.blocks import TRACE_BYTES, TRACED_KIND
 from topics_server.wal.format.segment import (
     ABSENT,
     RECORD_HEADER_BYTES,
@@ -82,6 +83,7 @@ class Rows:
         self.struct = struct
         self.is_failfast = is_failfast
         self.rows = picked(columns.rows, chosen)
+        self.kinds = self.rows["kind"] & ~np.uint8(TRACED_KIND)
 
     def column(self, name: str, kind: str, topic: str, epoch: int) -> Any:
         """One column as an Arrow array of the type `kind`."""
@@ -102,7 +104,7 @@ class Rows:
             dead = np.zeros(count, "?") if self.is_dead is None else self.is_dead
             return pa.array(dead)
         if name == "kind":
-            return pa.array(KINDS, pa.string()).take(pa.array(self.rows["kind"].astype("i4")))
+            return pa.array(KINDS, pa.string()).take(pa.array(self.kinds.astype("i4")))
         if name == "hop":
             return pa.array(self.rows["hop"].astype("i4"))
         if name == "bytes":
@@ -126,17 +128,20 @@ class Rows:
         absent = self.is_dead
         if name == "meta":
             begins = begins + lengths
-            lengths = rows["meta_bytes"].astype("i8")
+            # The trace is not part of `meta`; a deleted record has neither.
+            traced = ((rows["kind"] & TRACED_KIND) != 0) & (rows["meta_bytes"] >= TRACE_BYTES)
+            begins = begins + TRACE_BYTES * traced
+            lengths = rows["meta_bytes"].astype("i8") - TRACE_BYTES * traced
             absent = lengths == 0 if absent is None else absent | (lengths == 0)
-        if kind == "string" and name == "data" and (rows["kind"] == BYTES).any():
+        if kind == "string" and name == "data" and (self.kinds == BYTES).any():
             raw = _slices(self.content, begins, lengths, absent, pa.binary())
-            return _as_text(raw, rows["kind"])
+            return _as_text(raw, self.kinds)
         return _slices(self.content, begins, lengths, absent, ARROW_TYPES[kind])
 
     def _parsed(self, kind: str, topic: str) -> Any:
         """Data as a struct or a VARIANT. With failfast raises `PayloadMismatch` with the seq."""
         payloads = self._payload("data", "binary")
-        is_json = self.rows["kind"] == JSON
+        is_json = self.kinds == JSON
         if kind == "variant":
             made, unfit = variants(payloads, is_json)
         else:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.driver import Server, good
+from tests.vectors import trace_part
 from tests.vectors.consumer_part import holds_of
 from tests.vectors.stored import (
     NODE,
@@ -47,7 +48,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def test_there_is_a_vector_of_every_format_that_was_released() -> None:
-    assert [f"store-v{number}" for number in (*range(1, 12), 16, 17, 18)] == NAMES
+    assert [f"store-v{number}" for number in (*range(1, 12), *range(16, 20))] == NAMES
 
 
 def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
@@ -99,6 +100,19 @@ async def test_stored_sessions_stand_where_their_streams_left_them(
             )
             assert list(session.prefixes) == stored.prefixes.get(wid, [])
             assert dict(session.acks) == stored.acks.get(wid, {})
+
+
+@pytest.mark.anyio
+async def test_stored_traces_are_told(tmp_path: Path) -> None:
+    """The answers of the vector have traces wherever its server was sent some, and no others."""
+    expected = unpack(VECTORS / "store-v19", tmp_path)
+    for _ in range(2):
+        async with opened(tmp_path, expected) as http:
+            for name in expected.topics:
+                told = records((await read_back(http, name))["told"])
+                traced = [record for record in told if '"$trace":"00-' in str(record)]
+                assert len(traced) == trace_part.COUNTS.get(name, 0), name
+    assert problems(tmp_path) == []
 
 
 @pytest.mark.anyio

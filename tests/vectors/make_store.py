@@ -1,7 +1,7 @@
 """Makes a golden data directory: drives a real server over HTTP, kills it twice, and copies its
 files.
 
-    .venv/bin/python -m tests.vectors.make_store store-v18
+    .venv/bin/python -m tests.vectors.make_store store-v19
 
 Vectors are only added and never made again: every later server must read what a released server
 wrote, and a regenerated vector proves nothing. So the program refuses an existing folder.
@@ -24,7 +24,8 @@ topic. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here:
 From v11 on views: definitions in a snapshot and in the journal, one changed, one deleted. From v16
 on consumers: in a snapshot, moved and deleted in the journal, and made there. From v17 on sessions
 with a filter: in the newest snapshot, moved since, and in the journal's tail. From v18 on holds of
-consumers and sessions with prefixes, see `consumer_part`.
+consumers and sessions with prefixes, see `consumer_part`. From v19 on records with traces, see
+`trace_part`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ from tests.vectors.stored import (
     router_of,
 )
 from tests.vectors.stream_part import first_streams, last_streams, streams_of
+from tests.vectors.trace_part import ROUTER as TRACED_ROUTER
+from tests.vectors.trace_part import first_traces, last_traces
 from topics_server.wal.directory import read_format
 from topics_server.wal.format.checked_json import encode_checked
 from topics_server.wal.fs import OsFs
@@ -88,7 +91,7 @@ QUEUES: Final = ("held", "soft")
 # Sessions that exist at the end, and two that are gone.
 ROUTERS: Final = (
     *("r-all->r-far", "r-going->r-left", "r-short->r-full"),
-    *("r-source->r-all", "r-source->r-jobs", "r-source->r-tagged"),
+    *("r-source->r-all", "r-source->r-jobs", "r-source->r-tagged", TRACED_ROUTER),
 )
 DAY_MS: Final = 86_400_000
 # Values that a parser would not return unchanged.
@@ -334,6 +337,7 @@ def first_run(api: Api, cold: Path) -> None:
     first_streams(api)
     first_views(api)
     first_consumers(api, orders(0, 25))
+    first_traces(api, orders(0, 10))
     for name in ("gone", "again"):
         good(api.append(name, orders(0, 50)))
         good(api.drop(name))
@@ -371,6 +375,8 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     last_streams(api)
     last_views(api)
     last_consumers(api, orders(25, 20))
+    last_traces(api, orders(0, 10))
+    settled(api, "r-short->r-full")
     deletes: list[dict[str, Any]] = [
         {"topic": "disk", "match": "order-5"},
         {"topic": "fsync", "match": ["tag", "Glob", "order-*"]},

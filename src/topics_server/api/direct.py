@@ -52,7 +52,8 @@ _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 _PASSING: Final = frozenset(
     b"x-request-id idempotency-key last-event-id origin sec-fetch-site if-none-match range "
     b"if-match producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
-    b"stream-expires-at stream-forked-from stream-fork-offset stream-fork-sub-offset".split()
+    b"stream-expires-at stream-forked-from stream-fork-offset stream-fork-sub-offset "
+    b"traceparent".split()
 )
 
 

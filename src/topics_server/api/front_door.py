@@ -161,9 +161,10 @@ class FrontDoor:
         raw_path: bytes = scope["raw_path"]
         response: Answer
         try:
-            if scope["topics.send"] is None:
-                # A connection of our own has checked the head.
+            if len(headers) < len(scope["headers"]):
                 check_once(scope["headers"], headers)
+            if scope["topics.send"] is None:
+                # A connection of our own has checked the host.
                 host = headers.get(b"host")
                 if host is not None and not is_host(host):
                     raise no_host()

@@ -289,8 +289,8 @@ class KeptAppends(Protocol):
         """Whether a body is too large to decode on the loop."""
         ...
 
-    async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
-        """The records of a body, whatever the limits are now."""
+    async def decode_kept(self, body: bytes, grammar: int, trace: bytes = b"") -> DecodedAppend:
+        """The records of a body, with this trace, whatever the limits are now."""
         ...
 
 

@@ -17,7 +17,7 @@ _SENT: Final = (
     b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
     b"producer-id, producer-epoch, producer-seq, "
     b"if-match, if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
-    b"stream-forked-from, stream-fork-offset, stream-fork-sub-offset"
+    b"stream-forked-from, stream-fork-offset, stream-fork-sub-offset, traceparent"
 )
 _EXPOSED: Final = (
     b"access-control-expose-headers",

@@ -27,6 +27,7 @@ _SAID_ONCE: Final = frozenset(
     b"stream-forked-from stream-seq stream-ttl "
     b"x-request-id".split()
 )
+_TRACE: Final = b"traceparent"
 _SCHEME: Final = b"http://"
 # A path that is its own escaped form, without a query: nothing in it has to be parsed.
 _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
@@ -104,19 +105,24 @@ def no_host() -> TopicsError:
     return invalid("the Host header does not name a host", "Host")
 
 
-def check_once(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]) -> None:
-    """Refuse a field that must stand once and stands twice; `fields`: `headers` by their names."""
+def check_once(headers: Sequence[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
+    """Refuse a field that must stand once and stands twice; `fields`: `headers` by their names.
+
+    A trace that is sent twice counts as none: it is removed from `fields`.
+    """
     if len(fields) == len(headers):
         return
     seen: set[bytes] = set()
     for name, _ in headers:
         if name in seen and name in _SAID_ONCE:
             raise invalid(f"{name.decode('latin-1')} is sent twice", "header")
+        if name in seen and name == _TRACE:
+            fields.pop(name, None)
         seen.add(name)
 
 
 def check_fields(
-    headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes], version: str
+    headers: Sequence[tuple[bytes, bytes]], fields: dict[bytes, bytes], version: str
 ) -> None:
     """Refuse contradictory fields, or fields that leave the request's end open.
 

@@ -8,8 +8,8 @@ as its last members; the redrive removes them:
 
 `$dead_letter_error` is the reason of the last nack that gave one, and absent if no nack did. If
 `meta` was absent, a space precedes the last brace, because `{}` must stay `{}`. A letter that dies
-again has its new stamps behind the old ones: JSON parsers take the last of equal names. Called by
-`queue/service`.
+again has its new stamps behind the old ones: JSON parsers take the last of equal names. A trace
+stays where it is, before the rest of `meta`. Called by `queue/service`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from topics_server.values.appends import of_columns
-from topics_server.values.blocks import BYTES_MARK
+from topics_server.values.blocks import BYTES_MARK, split_trace
 from topics_server.values.model import is_topic_name
 from topics_server.values.record_codecs import body_of
 
@@ -66,7 +66,7 @@ def stamp(letter: Letter, stamps: Stamps) -> Letter:
     ).encode()
     if stamps.error:
         members += b',"$dead_letter_error":' + msgspec.json.encode(stamps.error)
-    meta = letter.meta
+    trace, meta = split_trace(letter.meta)
     if not meta:
         stamped = b"{" + members + b" }"
     else:
@@ -74,12 +74,12 @@ def stamp(letter: Letter, stamps: Stamps) -> Letter:
         assert meta.endswith(b"}")
         comma = b"," if meta[:-1].strip() != b"{" else b""
         stamped = meta[:-1] + comma + members + b"}"
-    return Letter(letter.data, letter.tag, letter.node, stamped)
+    return Letter(letter.data, letter.tag, letter.node, trace + stamped)
 
 
 def stamps_of(meta: bytes) -> Stamps | None:
     """The end of the job; None if this `meta` is not a dead letter's."""
-    found = _find(meta)
+    found = _find(split_trace(meta)[1])
     if found is None:
         return None
     error = msgspec.json.decode(found.group(5), type=str) if found.group(5) else ""
@@ -88,16 +88,17 @@ def stamps_of(meta: bytes) -> Stamps | None:
 
 def unstamp(letter: Letter) -> Letter:
     """The job from which this dead letter came; any other record is returned unchanged."""
-    found = _find(letter.meta)
+    trace, stamped = split_trace(letter.meta)
+    found = _find(stamped)
     if found is None:
         return letter
     if found.group(6):
         meta = b""
     elif found.group(1) == b",":
-        meta = letter.meta[: found.start()] + b"}"
+        meta = stamped[: found.start()] + b"}"
     else:
         meta = found.group(1) + b"}"
-    return Letter(letter.data, letter.tag, letter.node, meta)
+    return Letter(letter.data, letter.tag, letter.node, trace + meta)
 
 
 def _find(meta: bytes) -> re.Match[bytes] | None:

@@ -11,21 +11,24 @@ from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.streams.positions import is_json
 from topics_server.values.appends import AppendLimits, DecodedAppend
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.record_codecs import bytes_body, decode_bytes, decode_messages
+from topics_server.values.record_codecs import bytes_body, decode_bytes, decode_messages, with_trace
 
 # The stored body and its records; None if it has no records.
 Records = tuple[bytes, DecodedAppend] | None
 
 
 class Content:
-    """One body, read for one content type at a time."""
+    """One body, read for one content type at a time; its records get the request's trace."""
 
-    __slots__ = ("_body", "_content_type", "_large_appends", "_limits", "_read")
+    __slots__ = ("_body", "_content_type", "_large_appends", "_limits", "_read", "_trace")
 
-    def __init__(self, large_appends: LargeAppends, body: bytes, limits: AppendLimits) -> None:
+    def __init__(
+        self, large_appends: LargeAppends, body: bytes, limits: AppendLimits, trace: bytes
+    ) -> None:
         self._large_appends = large_appends
         self._body = body
         self._limits = limits
+        self._trace = trace
         # The content type for which a large body was decoded, and the result.
         self._content_type: str | None = None
         self._read: Records = None
@@ -40,10 +43,10 @@ class Content:
             return False
         try:
             if is_json(content_type):
-                decoded = await self._large_appends.decode_messages(body)
+                decoded = await self._large_appends.decode_messages(body, self._trace)
                 self._read = (body, decoded) if decoded.count else None
             else:
-                self._read = await self._large_appends.decode_bytes(content_type, body)
+                self._read = await self._large_appends.decode_bytes(content_type, body, self._trace)
         except TopicsError as error:
             raise in_words_of_streams(error) from None
         self._content_type = content_type
@@ -61,9 +64,12 @@ class Content:
             assert self._content_type == content_type
             return self._read
         if not is_json(content_type):
-            return bytes_body(content_type, body), decode_bytes(content_type, body)
-        decoded = decode_messages(body, self._limits.max_batch_records)
-        return (body, decoded) if decoded.count else None
+            kept, decoded = bytes_body(content_type, body), decode_bytes(content_type, body)
+        else:
+            kept, decoded = body, decode_messages(body, self._limits.max_batch_records)
+        if self._trace:
+            decoded = with_trace(decoded, self._trace)
+        return (kept, decoded) if decoded.count else None
 
 
 def in_words_of_streams(error: TopicsError) -> TopicsError:

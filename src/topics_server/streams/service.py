@@ -101,7 +101,8 @@ class Streams:
         `stream_not_found` and `stream_conflict` for the source of a fork; `invalid_request`.
         """
         name = topic_of(path)
-        content = Content(self._large_appends, asked.body, self._store.append_limits)
+        limits = self._store.append_limits
+        content = Content(self._large_appends, asked.body, limits, asked.trace)
         while True:
             await self._forks.over(name)
             await self._store.pending_names.over(name)
@@ -211,7 +212,7 @@ class Streams:
         `stream_closed`, `invalid_request`, `payload_too_large`, the errors of `Producers.check` and
         the errors of any append.
         """
-        content = Content(self._large_appends, body, self._store.append_limits)
+        content = Content(self._large_appends, body, self._store.append_limits, asked.trace)
         await self._store.pending_names.over(topic_of(path))
         topic = self._topic(path)
         self._check_type(topic, asked)
@@ -244,7 +245,7 @@ class Streams:
             return None
         topic = self._topic(path)
         self._check_type(topic, asked)
-        content = Content(self._large_appends, body, self._store.append_limits)
+        content = Content(self._large_appends, body, self._store.append_limits, asked.trace)
         kept, decoded = self._asked_append(topic, content, asked)
         try:
             appending = self._store.begin_append(

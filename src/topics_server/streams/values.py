@@ -49,7 +49,8 @@ class ForkAsked(msgspec.Struct, frozen=True):
 class CreateAsked(msgspec.Struct, frozen=True):
     """A decoded create; `content_type` None means the default, or the source's.
 
-    `ttl_s` and `expires_at` (as it was sent, with its time in ms) exclude each other.
+    `ttl_s` and `expires_at` (as it was sent, with its time in ms) exclude each other. `trace`: the
+    request's `traceparent`, or empty.
     """
 
     content_type: str | None = None
@@ -59,12 +60,13 @@ class CreateAsked(msgspec.Struct, frozen=True):
     closes: bool = False
     body: bytes = b""
     fork: ForkAsked | None = None
+    trace: bytes = b""
 
 
 class AppendAsked(msgspec.Struct, frozen=True):
     """An append with a body and its options. `seq`: the value of `Stream-Seq`.
 
-    `key`: its idempotency key.
+    `key`: its idempotency key. `trace`: the request's `traceparent`, or empty.
     """
 
     content_type: str
@@ -72,6 +74,7 @@ class AppendAsked(msgspec.Struct, frozen=True):
     producer: ProducerStamp | None = None
     closes: bool = False
     key: str | None = None
+    trace: bytes = b""
 
 
 class StreamView(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from topics_server.values.blocks import Payloads
+from topics_server.values.blocks import TRACE_BYTES, Payloads
 from topics_server.values.errors import Code, TopicsError, clipped, invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import (
@@ -134,7 +134,8 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     payload columns of a large append, made in advance. `condition`: the call's `if` as it was sent.
     `idempotency`: that member as it was sent, shortened. `record_keys`: an idempotency key for each
     record, else empty. `known_seqs`: of a live append with such keys, the seq of each record of the
-    request, 0 for those that it appends.
+    request, 0 for those that it appends. `trace`: the `traceparent` of the call, which every
+    `meta` begins with (`record_codecs.with_trace`), else empty.
     """
 
     datas: list[bytes]
@@ -163,6 +164,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     idempotency: bytes | None = None
     record_keys: tuple[str, ...] = ()
     known_seqs: list[int] | None = None
+    trace: bytes = b""
 
     @property
     def grammar(self) -> int:
@@ -539,11 +541,15 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
             {"field": "records", "max_batch_records": limits.max_batch_records},
         )
     longest_meta = 0
+    metas = decoded.metas
     if decoded.has_metas:
-        longest_meta = max(map(len, decoded.metas))
-        _check_metas(decoded.metas, longest_meta, limits)
+        if decoded.trace:
+            # It does not count: the bounds are those of what the client wrote.
+            metas = [meta[TRACE_BYTES:] for meta in metas]
+        longest_meta = max(map(len, metas))
+        _check_metas(metas, longest_meta, limits)
     if decoded.longest_bytes + longest_meta > limits.max_record_bytes:
-        _check_records(decoded, limits)
+        _check_records(decoded.datas, metas, limits)
     if decoded.tag_chars_max * _CHAR_BYTES_MAX > limits.max_tag_bytes:
         _check_texts(decoded.tags, "tag", limits.max_tag_bytes)
     node = decoded.batch_node
@@ -553,8 +559,8 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
         _check_texts(decoded.nodes, "node", limits.max_node_bytes)
 
 
-def _check_records(decoded: DecodedAppend, limits: AppendLimits) -> None:
-    for index, (data, meta) in enumerate(zip(decoded.datas, decoded.metas, strict=True)):
+def _check_records(datas: list[bytes], metas: list[bytes], limits: AppendLimits) -> None:
+    for index, (data, meta) in enumerate(zip(datas, metas, strict=True)):
         if len(data) + len(meta) > limits.max_record_bytes:
             raise TopicsError(
                 Code.RECORD_TOO_LARGE,

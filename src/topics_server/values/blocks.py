@@ -18,10 +18,21 @@ import msgspec
 from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
 
 _VERSION: Final = 1
-# First byte of the `meta` of a bytes record (`record_codecs`); every other `meta` begins with a
-# brace.
+# Of a block that has a record with a trace; older servers refuse it.
+_TRACED_VERSION: Final = 2
+# First byte of the `meta` of a bytes record (`record_codecs`). A `meta` without a mark begins with
+# a brace.
 BYTES_MARK: Final = b" "
+# First byte of the `meta` of a record with a trace; the `traceparent` follows, then the `meta` that
+# the record would have without it.
+TRACE_MARK: Final = b"\t"
+MARKS: Final = frozenset((BYTES_MARK, TRACE_MARK))
+TRACEPARENT_BYTES: Final = 55
+TRACE_BYTES: Final = len(TRACE_MARK) + TRACEPARENT_BYTES
 _BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
+# Added to the kind of a record with a trace.
+TRACED_KIND: Final = 8
+_WITHOUT_TRACE: Final = bytes(kind & ~TRACED_KIND for kind in range(256))
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +41,8 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     `times`: commit times in ms, `array('q')`. `ends`: `array('I')` of 2 x count byte offsets into
     `body`; each record has the end of its `data` and the end of its `meta`. `data` of record i
     starts where `meta` of record i - 1 ends. An absent `meta` is empty. `kinds`: one byte a record
-    (`PayloadKind`). `hops`: one byte a record, the number of routers it passed.
+    (`PayloadKind`, plus `TRACED_KIND` where `meta` begins with a trace). `hops`: one byte a record,
+    the number of routers it passed.
     """
 
     first_seq: int
@@ -129,10 +141,33 @@ def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
         pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
         body = b"".join(pieces)
         ends = array("I", accumulate(map(len, pieces)))
-        if any(meta[:1] == BYTES_MARK for meta in metas):
-            kinds = bytes(_BYTES_KIND * (meta[:1] == BYTES_MARK) for meta in metas)
+        if any(meta[:1] in MARKS for meta in metas):
+            kinds = bytes(map(_kind_of, metas))
     assert ends[-1] == len(body)
     return Payloads(ends, body, kinds)
+
+
+def _kind_of(meta: bytes) -> int:
+    if meta[:1] == TRACE_MARK:
+        return TRACED_KIND + _BYTES_KIND * (meta[TRACE_BYTES : TRACE_BYTES + 1] == BYTES_MARK)
+    return _BYTES_KIND * (meta[:1] == BYTES_MARK)
+
+
+def split_trace(meta: bytes) -> tuple[bytes, bytes]:
+    """A stored `meta` as its trace, with the mark, and the rest; either may be empty."""
+    if meta[:1] != TRACE_MARK:
+        return b"", meta
+    return meta[:TRACE_BYTES], meta[TRACE_BYTES:]
+
+
+def has_traces(kinds: bytes) -> bool:
+    """Whether a record of a column `kinds` has a trace."""
+    return max(kinds, default=0) >= TRACED_KIND
+
+
+def payload_kinds(kinds: bytes) -> bytes:
+    """The column `kinds` as the records would have it without their traces."""
+    return kinds.translate(_WITHOUT_TRACE)
 
 
 def block_of(
@@ -182,7 +217,7 @@ def encode_block(block: Block) -> bytes:
     """
     return msgspec.msgpack.encode(
         (
-            _VERSION,
+            _TRACED_VERSION if has_traces(block.kinds) else _VERSION,
             block.first_seq,
             block.times.tobytes(),
             block.ends.tobytes(),
@@ -205,8 +240,8 @@ def decode_block(encoded: bytes | memoryview) -> Block:
         version, first_seq, times, ends, body, tags, nodes, kinds, hops = _DECODER.decode(encoded)
     except msgspec.DecodeError as error:
         raise ValueError(f"not an encoded block: {error}") from None
-    if version != _VERSION:
-        raise ValueError(f"block version {version} is newer than {_VERSION}")
+    if not _VERSION <= version <= _TRACED_VERSION:
+        raise ValueError(f"block version {version} is newer than {_TRACED_VERSION}")
     count = len(tags)
     block = Block(first_seq, array("q", times), array("I", ends), body, tags, nodes, kinds, hops)
     if len(block.times) != count or len(block.ends) != 2 * count or len(nodes) != count:

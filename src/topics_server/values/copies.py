@@ -6,7 +6,8 @@ A copy has its source's `data`, unchanged. The page says whether it keeps `node`
     {"trace":"z9"}  ->  {"trace":"z9","_topics_router":{"source":"orders","epoch":1,"seq":12,
                          "key":"orders->audit/orders/1/12"}}
 
-A copy of a copy has the new stamp in place of the old one: `meta` does not grow from router to
+A copy of a record with a trace has the same trace, which comes before the rest of `meta`. A copy of
+a copy has the new stamp in place of the old one: `meta` does not grow from router to
 router, and no parser meets one name twice. `ReplayPayloads` finds the records of pages that were
 journaled without payloads. A leaf, pure.
 """
@@ -22,7 +23,7 @@ from typing import Final
 import msgspec
 
 from topics_server.values.appends import DecodedAppend, of_columns
-from topics_server.values.blocks import BYTES_MARK
+from topics_server.values.blocks import BYTES_MARK, split_trace
 from topics_server.values.entries import RecordsAppended, RouterPage, RouterStamp
 from topics_server.values.errors import StorageError
 from topics_server.values.record_codecs import decode_body
@@ -74,15 +75,16 @@ def stamped(meta: bytes, stamp: RouterStamp, seq: int) -> bytes:
         f'"_topics_router":{{"source":"{source}","epoch":{epoch},"seq":{seq},'
         f'"key":"{stamp.router}/{source}/{epoch}/{seq}"}}'
     ).encode()
+    trace, meta = split_trace(meta)
     old = _STAMPED.search(meta) if meta else None
     if old is not None:
         meta = meta[: old.start()] + b"}" if meta[old.start() : old.start() + 1] == b"," else b""
     if not meta:
-        return b"{" + member + b"}"
+        return trace + b"{" + member + b"}"
     assert meta.lstrip(BYTES_MARK)[:1] == b"{"
     assert meta[-1:] == b"}"
     inner = meta[:-1].rstrip()
-    return inner + (b"," if inner.strip() != b"{" else b"") + member + b"}"
+    return trace + inner + (b"," if inner.strip() != b"{" else b"") + member + b"}"
 
 
 def stamp_of(meta: bytes) -> tuple[RouterStamp, int] | None:
@@ -116,7 +118,7 @@ class ReplayPayloads:
             entry = msgspec.structs.replace(entry, decoded=self._decode(entry, page))
         if entry.topic_id in self._sources:
             if entry.decoded is None:
-                decoded = decode_body(entry.body, entry.grammar)
+                decoded = decode_body(entry.body, entry.grammar, entry.trace)
                 entry = msgspec.structs.replace(entry, decoded=decoded)
             assert entry.decoded is not None
             if entry.decoded.count:

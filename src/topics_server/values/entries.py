@@ -135,7 +135,8 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     marks moved records: once this entry is durable, they are deleted at their source. `page`: a
     router made the append; then `count` includes the dead slot, which no body holds. `producer`:
     the producer and the number of its request; the request becomes that producer's last one
-    together with the records. `step`: the change of the topic's stream.
+    together with the records. `step`: the change of the topic's stream. `trace`: the `traceparent`
+    of the request, empty without one; of copies, the body has the traces.
     """
 
     topic_id: int
@@ -152,6 +153,7 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     page: RouterPage | None = None
     producer: ProducerStamp | None = None
     step: StreamStep | None = None
+    trace: bytes = b""
 
     @property
     def slot_count(self) -> int:

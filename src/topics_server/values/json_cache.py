@@ -2,10 +2,10 @@
 
 A rendered block is the bytes of its records as JSON objects joined by commas, with the offset of
 each, so that consecutive rows of a page are one slice. `data` and `meta` are copied verbatim. The
-key order is `$seq, $ts, $node, $tag, data, meta`; absent members are omitted (contract §0.4, §3). A
-bytes record has `$encoding` and `$content_type` before its base64 (the contract's README). The
-cache is bounded by bytes and keyed by the block's identity; a strong reference keeps that identity
-valid. Called by `api/messages/responses`; the event loop's thread only.
+key order is `$seq, $ts, $node, $tag, $trace, data, meta`; absent members are omitted (contract
+§0.4, §3). A bytes record has `$encoding` and `$content_type` before its base64 (the contract's
+README). The cache is bounded by bytes and keyed by the block's identity; a strong reference keeps
+that identity valid. Called by `api/messages/responses`; the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from topics_server.values.blocks import Block
+from topics_server.values.blocks import BYTES_MARK, TRACE_MARK, Block, split_trace
 from topics_server.values.limits import MIB
 from topics_server.values.model import PayloadKind
 from topics_server.values.record_codecs import split_bytes_meta
@@ -114,6 +114,7 @@ def _render_row(block: Block, row: int, shown: int) -> str:
     if shown & TAGS and tag is not None:
         text += f',"$tag":{_encode(tag).decode("latin-1")}'
     payload = payload_of(block, row)
+    text += payload.trace.decode("latin-1")
     if shown & DATA:
         text += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
     if shown & META and payload.meta:
@@ -122,26 +123,34 @@ def _render_row(block: Block, row: int, shown: int) -> str:
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
-    """A record's payload as JSON; `kind`: the members that tell the type of bytes, or nothing."""
+    """A record's payload as JSON; `kind`: the members that tell the type of bytes, or nothing.
+
+    `trace`: the member `$trace`, or nothing.
+    """
 
     data: bytes
     meta: bytes
     kind: bytes = b""
+    trace: bytes = b""
 
 
 def payload_of(block: Block, row: int) -> Payload:
     """The payload of a row: the bytes that were sent, or the base64 of a bytes record."""
     data, meta = block.data(row), block.meta(row)
-    if block.kinds[row] != PayloadKind.BYTES:
+    if block.kinds[row] == PayloadKind.JSON:
         return Payload(data, meta)
-    return bytes_payload(data, meta)
+    return marked_payload(data, meta)
 
 
-def bytes_payload(data: bytes, meta: bytes) -> Payload:
-    """The payload of a bytes record as JSON."""
+def marked_payload(data: bytes, meta: bytes) -> Payload:
+    """The payload of a record whose `meta` begins with a mark, as JSON."""
+    found, meta = split_trace(meta)
+    trace = b',"$trace":"%b"' % found[len(TRACE_MARK) :] if found else b""
+    if meta[:1] != BYTES_MARK:
+        return Payload(data, meta, trace=trace)
     content_type, meta = split_bytes_meta(meta)
     kind = b',"$encoding":"base64","$content_type":%b' % _encode(content_type)
-    return Payload(b'"%b"' % b2a_base64(data, newline=False), meta, kind)
+    return Payload(b'"%b"' % b2a_base64(data, newline=False), meta, kind, trace)
 
 
 def _bounds(

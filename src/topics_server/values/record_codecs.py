@@ -6,17 +6,20 @@ Grammars 1 and 2 are the append body of `appends`. A stream's request bodies are
     4  JSON messages: an array, whose elements are the records, or one value that is no array
     5  columns: msgpack `[datas, metas, tags, nodes]`, for copies that no JSON body can carry
     6  an append body whose records have an idempotency key each: one line of JSON, the body
+    7  columns as in 5, where a record may have a trace
 
-In columns, a space before the object in `meta` marks a bytes record. No `meta` of a request begins
-with a space:
+In columns, a space before the object in `meta` marks a bytes record, and a tab marks a record with
+a trace: its `traceparent` follows, then the rest of `meta`. No `meta` of a request begins with
+either:
 
     b' {"$content_type":"image/png"}'
+    TAB 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01{"k":1}
 
 The line of grammar 6 is `[base, indexes]`. Record i of the body has the key `base:i`; `indexes` are
 the records that the call appended, ascending, null for all. The body is the request's own.
 
-Frames name the grammar, so this module decodes bodies of every version. A leaf, pure; any module
-may import it.
+The trace of a request is not in its body but in the frame (`with_trace`). Frames name the grammar,
+so this module decodes bodies of every version. A leaf, pure; any module may import it.
 """
 
 from __future__ import annotations
@@ -37,7 +40,13 @@ from topics_server.values.appends import (
     not_json,
     of_columns,
 )
-from topics_server.values.blocks import BYTES_MARK
+from topics_server.values.blocks import (
+    BYTES_MARK,
+    MARKS,
+    TRACE_BYTES,
+    TRACE_MARK,
+    TRACEPARENT_BYTES,
+)
 from topics_server.values.errors import invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import DELAY_MS_MAX, JSON_DEPTH_MAX, KIB
@@ -46,7 +55,8 @@ BYTES_GRAMMAR: Final = 3
 MESSAGES_GRAMMAR: Final = 4
 COLUMNS_GRAMMAR: Final = 5
 KEYED_GRAMMAR: Final = 6
-NEWEST_GRAMMAR: Final = KEYED_GRAMMAR
+TRACED_COLUMNS_GRAMMAR: Final = 7
+NEWEST_GRAMMAR: Final = TRACED_COLUMNS_GRAMMAR
 
 _Columns = tuple[list[bytes], list[bytes], list[str | None], list[str | None]]
 
@@ -61,11 +71,13 @@ _SPACES: Final = b" \t\r\n"
 _COPIED_BYTES_MAX: Final = 64 * KIB
 
 
-def decode_body(body: bytes, grammar: int) -> DecodedAppend:
-    """Decode the records of a body with the grammar that its frame names.
+def decode_body(body: bytes, grammar: int, trace: bytes = b"") -> DecodedAppend:
+    """Decode the records of a body with the grammar and the trace that its frame names.
 
     Raises `TopicsError` `invalid_request` for a body that does not follow that grammar.
     """
+    if trace:
+        return with_trace(decode_body(body, grammar), trace)
     if grammar <= GRAMMAR:
         return decode_append(body, grammar)
     if grammar == BYTES_GRAMMAR:
@@ -75,6 +87,23 @@ def decode_body(body: bytes, grammar: int) -> DecodedAppend:
     if grammar == KEYED_GRAMMAR:
         return _decode_keyed(body)
     return _decode_columns(body)
+
+
+def with_trace(decoded: DecodedAppend, trace: bytes) -> DecodedAppend:
+    """The append with this `traceparent` in the `meta` of each record; unchanged without one."""
+    if not trace:
+        return decoded
+    assert len(trace) == TRACEPARENT_BYTES
+    mark, added = TRACE_MARK + trace, TRACE_BYTES * decoded.count
+    return msgspec.structs.replace(
+        decoded,
+        metas=[mark + meta for meta in decoded.metas],
+        weight=decoded.weight + added,
+        payload_bytes=decoded.payload_bytes + added,
+        has_metas=True,
+        trace=trace,
+        payloads=(),
+    )
 
 
 def decode_copies(body: bytes) -> DecodedAppend:
@@ -206,6 +235,7 @@ def with_record_keys(
             batch_node=decoded.batch_node,
             create=decoded.create,
             disable_backpressure=decoded.disable_backpressure,
+            trace=decoded.trace,
         )
     return msgspec.structs.replace(
         decoded, form=KEYED_GRAMMAR, idempotency_key=None, record_keys=keys
@@ -237,7 +267,7 @@ def body_of(decoded: DecodedAppend) -> bytes:
 
     `with_grammar(decoded)` sets the matching grammar.
     """
-    if _has_bytes(decoded):
+    if _columns_form(decoded):
         return _encode(
             (
                 [bytes(data) for data in decoded.datas],
@@ -263,12 +293,18 @@ def body_of(decoded: DecodedAppend) -> bytes:
 
 def with_grammar(decoded: DecodedAppend) -> DecodedAppend:
     """The records of a copy, marked with the grammar that `body_of` writes."""
-    form = COLUMNS_GRAMMAR if _has_bytes(decoded) else 0
+    form = _columns_form(decoded)
     return decoded if decoded.form == form else msgspec.structs.replace(decoded, form=form)
 
 
-def _has_bytes(decoded: DecodedAppend) -> bool:
-    return decoded.has_metas and any(meta[:1] == BYTES_MARK for meta in decoded.metas)
+def _columns_form(decoded: DecodedAppend) -> int:
+    """The grammar of columns that these records need; 0 if a JSON body can carry them."""
+    if not decoded.has_metas:
+        return 0
+    marks = {meta[:1] for meta in decoded.metas} & MARKS
+    if TRACE_MARK in marks:
+        return TRACED_COLUMNS_GRAMMAR
+    return COLUMNS_GRAMMAR if marks else 0
 
 
 def _decode_columns(body: bytes) -> DecodedAppend:
@@ -278,4 +314,5 @@ def _decode_columns(body: bytes) -> DecodedAppend:
         raise invalid(f"not the columns of an append: {error}") from None
     if len(set(map(len, columns))) != 1:
         raise invalid("columns of an append differ in length")
-    return msgspec.structs.replace(of_columns(*columns), form=COLUMNS_GRAMMAR)
+    decoded = of_columns(*columns)
+    return msgspec.structs.replace(decoded, form=_columns_form(decoded) or COLUMNS_GRAMMAR)

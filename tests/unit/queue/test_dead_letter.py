@@ -26,6 +26,9 @@ MEMBERS = (
     b'"$dead_letter_from":"jobs:eu.1","$dead_letter_deliveries":5,"$dead_letter_src_seq":480101'
 )
 
+# As it is stored: the mark, and the value.
+TRACE = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -61,17 +64,22 @@ def test_stamps_are_the_last_members(meta: bytes, stamped: bytes) -> None:
 
 
 @given(
-    st.none() | METAS, st.integers(0, 2**62), st.integers(1, 2**62), st.just("") | NAMES | st.text()
+    st.none() | METAS,
+    st.integers(0, 2**62),
+    st.integers(1, 2**62),
+    st.just("") | NAMES | st.text(),
+    st.sampled_from([b"", TRACE]),
 )
 def test_whatever_meta_was_it_comes_back(
-    meta: bytes | None, deliveries: int, src_seq: int, error: str
+    meta: bytes | None, deliveries: int, src_seq: int, error: str, trace: bytes
 ) -> None:
-    letter = Letter(b"{}", meta=meta or b"")
+    letter = Letter(b"{}", meta=trace + (meta or b""))
     stamps = Stamps("q", deliveries, src_seq, error)
     dead = stamp(letter, stamps)
     assert stamps_of(dead.meta) == stamps
     assert unstamp(dead) == letter
-    known: dict[str, Any] = json.loads(dead.meta)
+    assert dead.meta.startswith(trace)
+    known: dict[str, Any] = json.loads(dead.meta[len(trace) :])
     assert known["$dead_letter_from"] == "q"
     assert known["$dead_letter_deliveries"] == deliveries
     assert known["$dead_letter_src_seq"] == src_seq

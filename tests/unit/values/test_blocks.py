@@ -92,7 +92,7 @@ def changed(position: int, value: object) -> bytes:
         (b"", "not an encoded block"),
         (b"\x93\x01", "not an encoded block"),
         (changed(1, "seq"), "not an encoded block"),
-        (changed(0, 2), "version 2"),
+        (changed(0, 3), "version 3"),
         (changed(3, b"\x00" * 4), "differ in length"),
         (changed(5, ["a", "b"]), "differ in length"),
         (changed(6, []), "differ in length"),

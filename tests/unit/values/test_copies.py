@@ -58,6 +58,18 @@ def test_a_stamp_is_found_again_and_changes_nothing_else(
     assert found == {k: v for k, v in (meta or {}).items() if k != "_topics_router"}
 
 
+@given(st.none() | _METAS, _STAMPS, _STAMPS, st.integers(1, SEQ_MAX))
+def test_a_trace_stays_in_front_of_a_stamp(
+    meta: dict[str, Any] | None, one: RouterStamp, two: RouterStamp, seq: int
+) -> None:
+    trace = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    plain = _spelled(meta, None)
+    assert stamped(trace + plain, one, seq) == trace + stamped(plain, one, seq)
+    again = stamped(stamped(trace + plain, one, seq), two, seq)
+    assert again == trace + stamped(stamped(plain, one, seq), two, seq)
+    assert stamp_of(again) == (two, seq)
+
+
 @given(_STAMPS, _STAMPS, st.integers(1, 2**40), st.integers(1, 2**40))
 def test_the_last_stamp_counts(one: RouterStamp, two: RouterStamp, a: int, b: int) -> None:
     made = stamped(stamped(b'{"m":1 }', one, a), two, b)

@@ -6,6 +6,7 @@ import base64
 import json
 from array import array
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,39 @@ def test_members_stand_in_the_contract_s_order_and_values_are_verbatim() -> None
 def test_absent_members_are_omitted() -> None:
     block = make_block(1, array("q", [5]), [b"null"], [b""], [None], [None])
     assert render_block(block, TAGS | META | DATA).body == b'{"$seq":1,"$ts":5,"data":null}'
+
+
+TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize("shown", range(TAGS + META + DATA + 1))
+@pytest.mark.parametrize("picked", [[0], [1], [2], [3], [0, 2], [0, 1, 2, 3]])
+def test_a_trace_is_shown_whatever_else_is(shown: int, picked: list[int]) -> None:
+    mark = b"\t" + TRACE
+    metas = [mark, mark + b'{"m":1}', b'{"m":1}', mark + bytes_meta("image/png")]
+    tags: list[str | None] = ["t", None, None, "t"]
+    block = make_block(1, array("q", [5] * 4), [b"1", b"2", b"3", b"\x89"], metas, tags, [None] * 4)
+    plain = make_block(
+        *(1, array("q", [5] * 4), [b"1", b"2", b"3", b"\x89"]),
+        *([b"", *metas[2:3], *metas[2:3], bytes_meta("image/png")], tags, [None] * 4),
+    )
+    told = json.loads("[" + ",".join(render_rows(block, picked, shown)) + "]")
+    untraced = json.loads("[" + ",".join(render_rows(plain, picked, shown)) + "]")
+    assert [record.pop("$trace", None) for record in told] == [
+        None if row == 2 else TRACE.decode() for row in picked
+    ]
+    assert told == untraced
+
+
+def test_a_deleted_record_of_any_kind_is_rendered_among_the_others() -> None:
+    """Whole blocks are rendered, and a deleted record has kept its kind without its payload."""
+    metas = [b"", b"\t" + TRACE, bytes_meta("image/png")]
+    block = make_block(1, array("q", [5] * 3), [b"1"] * 3, metas, [None] * 3, [None] * 3)
+    emptied = msgspec.structs.replace(block, ends=array("I", [1, 1, 1, 1, 1, 1]), body=b"1")
+    assert emptied.kinds == b"\x00\x08\x02"
+    assert bytes(render_block(emptied, TAGS | META | DATA).rows(0, 0)) == (
+        b'{"$seq":1,"$ts":5,"data":1}'
+    )
 
 
 @pytest.mark.parametrize("shown", range(TAGS + META + DATA + 1))

@@ -26,6 +26,7 @@ from topics_server.values.record_codecs import (
     KEYED_GRAMMAR,
     MESSAGES_GRAMMAR,
     NEWEST_GRAMMAR,
+    TRACED_COLUMNS_GRAMMAR,
     body_of,
     bytes_body,
     bytes_meta,
@@ -38,6 +39,7 @@ from topics_server.values.record_codecs import (
     split_bytes_meta,
     with_grammar,
     with_record_keys,
+    with_trace,
 )
 
 # The allowed characters of a header: visible ASCII and spaces.
@@ -261,6 +263,59 @@ def test_copies_with_bytes_among_them_are_columns(
         assert columns_of(again) == columns_of(decoded)
         assert again.grammar == COLUMNS_GRAMMAR
         assert again.weight == decoded.weight
+
+
+TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@given(
+    st.lists(st.tuples(JSON_RECORDS | BYTES_RECORDS, TEXTS, TEXTS), min_size=1, max_size=5),
+    st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_copies_keep_the_traces_that_some_of_them_have(
+    records: list[Record], are_traced: list[bool]
+) -> None:
+    records = [
+        ((data, b"\t" + TRACE + meta if is_traced else meta), tag, node)
+        for ((data, meta), tag, node), is_traced in zip(records, are_traced, strict=False)
+    ]
+    decoded = decoded_of(records)
+    named = with_grammar(decoded)
+    assert (named.grammar == TRACED_COLUMNS_GRAMMAR) == any(are_traced[: len(records)])
+    for again in (decode_body(body_of(decoded), named.grammar), decode_copies(body_of(decoded))):
+        assert columns_of(again) == columns_of(decoded)
+        assert again.weight == decoded.weight
+        assert with_grammar(again).grammar == named.grammar
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        (b'{"records":[{"data":1,"meta":{"m":1}},{"data":2,"tag":"t"}]}', 1),
+        (b'{"records":[{"data":1,"delay_ms":5}]}', 2),
+        (b"image/png\n\x89P", 3),
+        (b'[1, {"a":2}]', 4),
+        (b'["k",[1]]\n{"records":[{"data":1},{"data":2}]}', 6),
+    ],
+)
+def test_a_trace_changes_the_meta_of_each_record_and_the_sums(body: bytes, grammar: int) -> None:
+    plain, traced = decode_body(body, grammar), decode_body(body, grammar, TRACE)
+    assert traced.metas == [b"\t" + TRACE + meta for meta in plain.metas]
+    assert traced.weight == plain.weight + 56 * plain.count
+    assert traced.payload_bytes == plain.payload_bytes + 56 * plain.count
+    assert (traced.trace, traced.has_metas, traced.payloads) == (TRACE, True, ())
+    assert (traced.grammar, traced.delays) == (plain.grammar, plain.delays)
+    assert traced.record_keys == plain.record_keys
+    assert with_trace(plain, b"") is plain
+    assert traced.weight == of_columns(*columns_of(traced)).weight  # type: ignore[arg-type]
+
+
+def test_a_trace_stays_with_the_records_whose_keys_are_unknown() -> None:
+    traced = with_trace(decode_append(b'{"records":[{"data":1},{"data":2}]}'), TRACE)
+    missing = with_record_keys(traced, "k", [1])
+    assert missing.trace == TRACE
+    body = keyed_body("k", [1], b'{"records":[{"data":1},{"data":2}]}')
+    assert columns_of(decode_body(body, KEYED_GRAMMAR, TRACE)) == columns_of(missing)
 
 
 @pytest.mark.parametrize(

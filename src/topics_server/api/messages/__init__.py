@@ -9,5 +9,6 @@
 - `requests`: request shapes shared by routes: configuration, diff, delete, list cursors.
 - `responses`: renders the responses of topics and routers as JSON bytes.
 - `times`: reads a point in time: milliseconds, RFC 3339, or a duration before now.
+- `trace_headers`: reads the `traceparent` of a request.
 - `visibility`: hides topics and routers that a key's prefixes do not cover.
 """

@@ -9,7 +9,7 @@ from typing import Final
 
 from topics_server.api.openapi.condition_schemas import CONDITION_CODES, IF_MATCH
 from topics_server.api.openapi.operations import TAKES_BODY, WRITES, answer, operation, switch
-from topics_server.api.openapi.schemas import Schema, ref, text
+from topics_server.api.openapi.schemas import Schema, ref, text, trace
 from topics_server.values.errors import Code
 from topics_server.values.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
@@ -35,6 +35,14 @@ _PRODUCER: Final = (
         "description": "One higher with each request; a repeated request stores nothing.",
     },
 )
+
+TRACEPARENT: Final[Schema] = {
+    "name": "traceparent",
+    "in": "header",
+    "schema": trace(""),
+    "description": "The trace of the request (W3C Trace Context). Readers and workers get it as "
+    "`$trace`. The server ignores one that is not valid.",
+}
 
 
 def _number_header(about: str) -> Schema:
@@ -84,6 +92,6 @@ def append_operation() -> Schema:
                 "schema": text(minLength=1, maxLength=256),
                 "description": "Like `idempotency_key` of the body, which has precedence.",
             },
-            *(*_PRODUCER, IF_MATCH),
+            *(*_PRODUCER, IF_MATCH, TRACEPARENT),
         ),
     )

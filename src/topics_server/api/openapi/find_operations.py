@@ -22,6 +22,7 @@ from topics_server.api.openapi.schemas import (
     object_of,
     ref,
     text,
+    trace,
     u64,
     values_of,
 )
@@ -103,6 +104,7 @@ def _record_schemas() -> Schema:
         "Record": object_of(
             "$seq $ts data",
             **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
+            **{"$trace": trace()},
             data={},
             meta={"type": "object"},
             **{

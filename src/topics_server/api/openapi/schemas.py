@@ -82,6 +82,11 @@ def text(about: str = "", **more: Any) -> Schema:
     return {"type": "string"} | ({"description": about} if about else {}) | more
 
 
+def trace(about: str = "The `traceparent` of the append, if it had one.") -> Schema:
+    """A trace of the W3C recommendation, in its version 00."""
+    return text(about, pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
+
+
 def u64(about: str = "", **more: Any) -> Schema:
     """An unsigned 64-bit integer.
 
@@ -481,6 +486,7 @@ def _queue_answers() -> Schema:
         "$ts": u64("Milliseconds."),
         "$node": text(),
         "$tag": text(),
+        "$trace": trace(),
         "deliveries": u64("Deliveries so far, including this one."),
         "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
         "$content_type": text("Record of bytes: its content type."),

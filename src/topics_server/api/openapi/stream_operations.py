@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics_server.api.openapi.append_operation import TRACEPARENT
 from topics_server.api.openapi.examples import BODIES
 from topics_server.api.openapi.operations import (
     JSON,
@@ -127,6 +128,7 @@ def _create() -> Schema:
                 {"type": "integer", "minimum": 0},
                 "Begin this many messages, or bytes of one, after that offset.",
             ),
+            TRACEPARENT,
         ),
     )
     return _with_body(described)
@@ -174,6 +176,7 @@ def _append() -> Schema:
                 "Producer-Epoch", _NUMBER, "The producer's epoch; a higher one fences lower ones."
             ),
             _sent("Producer-Seq", _NUMBER, "One higher with each request, from 0."),
+            TRACEPARENT,
         ),
     )
     return _with_body(described)

@@ -24,7 +24,7 @@ from topics_server.queue.answers import (
     Redriven,
 )
 from topics_server.queue.leases.jobs import SkipReason, lease_text
-from topics_server.values.json_cache import bytes_payload, payload_of
+from topics_server.values.json_cache import marked_payload, payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -34,13 +34,16 @@ def render_job(job: LeasedJob) -> bytes:
     block, row = job.block, job.row
     node, tag, payload = block.nodes[row], block.tags[row], payload_of(block, row)
     assert block.first_seq + row == job.seq
-    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d%b,"data":%b%b' % (
+    return (
+        b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b%b,"deliveries":%d%b,"data":%b%b'
+    ) % (
         job.seq,
         lease_text(job.lease_id).encode("ascii"),
         job.deadline_ms,
         block.times[row],
         b"" if node is None else b',"$node":%b' % _encode(node),
         b"" if tag is None else b',"$tag":%b' % _encode(tag),
+        payload.trace,
         job.deliveries,
         payload.kind,
         payload.data,
@@ -79,13 +82,13 @@ def _render_first(leased: FirstLeases) -> list[bytes]:
     """Jobs that were never leased."""
     jobs: list[bytes] = []
     lease_id, deadline_ms = leased.first_id, leased.deadline_ms
-    for seq, (ts, node, tag, data, meta, is_bytes) in zip(leased.seqs, leased.rows, strict=True):
-        kind = b""
-        if is_bytes:
-            payload = bytes_payload(data, meta)
-            kind, data, meta = payload.kind, payload.data, payload.meta
+    for seq, (ts, node, tag, data, meta, is_marked) in zip(leased.seqs, leased.rows, strict=True):
+        kind = trace = b""
+        if is_marked:
+            payload = marked_payload(data, meta)
+            kind, data, meta, trace = payload.kind, payload.data, payload.meta, payload.trace
         jobs.append(
-            b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d%b%b,"deliveries":1%b,'
+            b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d%b%b%b,"deliveries":1%b,'
             b'"data":%b%b}'
             % (
                 seq,
@@ -94,6 +97,7 @@ def _render_first(leased: FirstLeases) -> list[bytes]:
                 ts,
                 b"" if node is None else b',"$node":%b' % _encode(node),
                 b"" if tag is None else b',"$tag":%b' % _encode(tag),
+                trace,
                 kind,
                 data,
                 b',"meta":%b' % meta if meta else b"",

@@ -33,6 +33,7 @@ from topics_server.api.messages.responses import (
     render_page,
     with_condition_met,
 )
+from topics_server.api.messages.trace_headers import TRACEPARENT, trace_of
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
@@ -46,6 +47,7 @@ from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.values.model import ProducerStamp
 from topics_server.values.query_string import parse_query
+from topics_server.values.record_codecs import with_trace
 
 
 class _Append(msgspec.Struct, frozen=True, gc=False):
@@ -61,12 +63,14 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
 def _asked_append(
     state: ServerState, request: Request, decoded: DecodedAppend | None = None
 ) -> _Append:
-    """A decoded append request; `decoded` is its body, if it was decoded already."""
+    """A decoded append request; `decoded`: its body with its trace, if it was decoded already."""
     query, headers = request.query, request.headers
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
     producer = None if PRODUCER_FIELDS.isdisjoint(headers) else stamp_of(headers)
     if decoded is None:
         decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
+        if TRACEPARENT in headers:
+            decoded = with_trace(decoded, trace_of(headers))
     key = None
     if decoded.idempotency_key is None and b"idempotency-key" in headers:
         # The body's key wins over the header's (§0.8).
@@ -149,7 +153,7 @@ async def _append_slowly(
     body = request.body
     decoded = None if asked is None else asked.decoded
     if decoded is None and state.large_appends.takes(body):
-        decoded = await state.large_appends.decode(body)
+        decoded = await state.large_appends.decode(body, trace_of(request.headers))
     if state.throttle.is_active and request.throttle_wait_ms is None:
         must_run = _must_run(state, body) if decoded is None else decoded.disable_backpressure
         request.throttle_wait_ms = await state.throttle.turn(

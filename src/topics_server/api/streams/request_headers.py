@@ -17,6 +17,7 @@ import msgspec
 from topics_server.api.messages.path_names import stream_source_of
 from topics_server.api.messages.producer_headers import stamp_of
 from topics_server.api.messages.requests import header_key
+from topics_server.api.messages.trace_headers import TRACEPARENT, trace_of
 from topics_server.streams.offsets import position_of
 from topics_server.streams.values import (
     BEGINNING,
@@ -83,6 +84,7 @@ def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
         closes=closes(headers),
         body=body,
         fork=_fork(headers, mount),
+        trace=trace_of(headers) if TRACEPARENT in headers else b"",
     )
 
 
@@ -103,6 +105,7 @@ def append_asked(headers: Headers) -> AppendAsked:
         producer=stamp_of(headers),
         closes=closes(headers),
         key=header_key(headers.get(b"idempotency-key")),
+        trace=trace_of(headers) if TRACEPARENT in headers else b"",
     )
 
 

@@ -20,6 +20,7 @@ from topics_server.api.messages.conditions import decode_condition
 from topics_server.api.messages.filters import decode_filter
 from topics_server.api.messages.producer_headers import stamp_of_fields
 from topics_server.api.messages.requests import decode_inline_config
+from topics_server.api.messages.trace_headers import checked_trace
 from topics_server.api.watch.requests import Start, decode_watch
 from topics_server.engine.filters import Matcher
 from topics_server.engine.subscribe.subscription import SubscriptionOptions
@@ -35,6 +36,7 @@ from topics_server.values.limits import (
     WS_REQUEST_ID_CHARS_MAX,
 )
 from topics_server.values.model import ProducerStamp, TopicConfig, is_name_prefix, is_topic_name
+from topics_server.values.record_codecs import with_trace
 
 OPS: Final = ("subscribe", "unsubscribe", "publish", "ping")
 
@@ -87,6 +89,7 @@ class _Publish(msgspec.Struct, tag_field="op", tag="publish", gc=False):
     producer_id: str | None = None
     producer_epoch: int | None = None
     producer_seq: int | None = None
+    traceparent: str | None = None
 
 
 class _Ping(msgspec.Struct, tag_field="op", tag="ping", gc=False):
@@ -362,6 +365,10 @@ def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
         )
     )
     decoded = decode_append(body, max_records=limits.max_batch_records)
+    if sent.traceparent:
+        # A character that no header has makes it invalid, as others do.
+        trace = checked_trace(sent.traceparent.encode("ascii", "replace"))
+        decoded = with_trace(decoded, trace)
     config = None if decoded.config is None else decode_inline_config(decoded.config, topic)
     producer = stamp_of_fields(sent.producer_id, sent.producer_epoch, sent.producer_seq)
     condition = None

@@ -31,6 +31,7 @@ from topics_server.values.record_codecs import (
     bytes_body,
     decode_body,
     decode_bytes,
+    with_trace,
 )
 
 T = TypeVar("T")
@@ -58,47 +59,57 @@ class LargeAppends:
         """Whether a body is too large to decode on the loop."""
         return len(body) > LARGE_APPEND_BYTES_MIN
 
-    async def decode(self, body: bytes) -> DecodedAppend:
-        """The records of an append's body.
+    async def decode(self, body: bytes, trace: bytes = b"") -> DecodedAppend:
+        """The records of an append's body, with the request's trace.
 
         Raises the errors of decoding and admission, and `throttled` if too many wait or there is no
         helper process.
         """
-        return await self._run(body, lambda: self._process.decode(body, GRAMMAR, self._limits))
+        return await self._run(body, partial(self._decode, body, GRAMMAR, self._limits, trace))
 
-    async def decode_messages(self, body: bytes) -> DecodedAppend:
+    async def decode_messages(self, body: bytes, trace: bytes = b"") -> DecodedAppend:
         """The JSON messages of a stream's body; there may be none.
 
         Raises the errors of `decode`.
         """
-        return await self._run(
-            body, lambda: self._process.decode(body, MESSAGES_GRAMMAR, self._limits)
-        )
+        call = partial(self._decode, body, MESSAGES_GRAMMAR, self._limits, trace)
+        return await self._run(body, call)
 
-    async def decode_bytes(self, content_type: str, data: bytes) -> tuple[bytes, DecodedAppend]:
+    def _decode(
+        self, body: bytes, grammar: int, limits: AppendLimits, trace: bytes
+    ) -> DecodedAppend:
+        """*Blocking.* Decode in the helper process; with a trace, assemble the payloads anew."""
+        decoded = self._process.decode(body, grammar, limits)
+        return _in_blocks(with_trace(decoded, trace)) if trace else decoded
+
+    async def decode_bytes(
+        self, content_type: str, data: bytes, trace: bytes = b""
+    ) -> tuple[bytes, DecodedAppend]:
         """The body of an append of one record of bytes, and that record."""
         decoded = decode_bytes(content_type, data)
         # Check before anything is copied.
         check_limits(decoded, self._limits)
 
         def put_together() -> tuple[bytes, DecodedAppend]:
-            payloads = payloads_of(decoded.datas, decoded.metas)
+            traced = with_trace(decoded, trace)
+            payloads = payloads_of(traced.datas, traced.metas)
             kept = bytes_body(content_type, data)
-            return kept, msgspec.structs.replace(decoded, payloads=(payloads,))
+            return kept, msgspec.structs.replace(traced, payloads=(payloads,))
 
         return await self._run(data, put_together)
 
-    async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
-        """The records of a body from the journal, whatever the limits are now.
+    async def decode_kept(self, body: bytes, grammar: int, trace: bytes = b"") -> DecodedAppend:
+        """The records of a body from the journal, with its trace, whatever the limits are now.
 
         They are required: if the helper process fails, they are decoded in the thread.
         """
         if grammar <= GRAMMAR or grammar == MESSAGES_GRAMMAR:
             try:
-                return await self._call(body, lambda: self._process.decode(body, grammar, _ANY))
+                call = partial(self._decode, body, grammar, _ANY, trace)
+                return await self._call(body, call)
             except DecoderError as error:
                 log.error("the helper process for large appends failed twice: %s", error)
-        return await self._call(body, lambda: _in_blocks(decode_body(body, grammar)))
+        return await self._call(body, lambda: _in_blocks(decode_body(body, grammar, trace)))
 
     async def _run(self, body: bytes, call: Callable[[], T]) -> T:
         if self._waiting_bytes + len(body) > LARGE_APPENDS_WAITING_BYTES_MAX:

@@ -233,7 +233,9 @@ class Recovery:
                 # Popped from the list, so that only one large entry at a time is in memory twice.
                 lsn, entry = some.pop()
                 if isinstance(entry, RecordsAppended) and self._kept_appends.takes(entry.body):
-                    decoded = await self._kept_appends.decode_kept(entry.body, entry.grammar)
+                    decoded = await self._kept_appends.decode_kept(
+                        entry.body, entry.grammar, entry.trace
+                    )
                     entry = msgspec.structs.replace(entry, decoded=decoded)
                 if entry.topic_id in self._on_disk:
                     await self._open_created(entry)

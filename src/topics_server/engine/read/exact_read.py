@@ -15,12 +15,12 @@ from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock
 from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, pieces_of_group
 from topics_server.engine.topic.deletion import FEW_SEQS_MAX, columns_of_seqs
 from topics_server.engine.topic.topic import Topic
-from topics_server.values.blocks import BYTES_MARK, Block
+from topics_server.values.blocks import MARKS, Block
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.limits import BLOCK_RECORDS_MAX
 from topics_server.values.model import PayloadKind
 
-# Commit time, node, tag, data and meta of a record, and whether it is a bytes record.
+# Commit time, node, tag, data and meta of a record, and whether its meta begins with a mark.
 Row = tuple[int, str | None, str | None, bytes, bytes, bool]
 
 
@@ -72,8 +72,8 @@ def tail_rows(log: Log, seqs: Sequence[int]) -> list[Row] | None:
         row = seq - first
         if isinstance(run, OpenBlock):
             meta = run.metas[row]
-            is_bytes = meta[:1] == BYTES_MARK
-            record = run.times[row], run.nodes[row], run.tags[row], run.datas[row], meta, is_bytes
+            is_marked = meta[:1] in MARKS
+            record = run.times[row], run.nodes[row], run.tags[row], run.datas[row], meta, is_marked
             rows.append(record)
         elif isinstance(run, TailBlock):
             rows.append(row_of(run.block, row))
@@ -90,7 +90,7 @@ def row_of(block: Block, row: int) -> Row:
         block.tags[row],
         block.data(row),
         block.meta(row),
-        block.kinds[row] == PayloadKind.BYTES,
+        block.kinds[row] != PayloadKind.JSON,
     )
 
 

@@ -8,7 +8,6 @@ which calls `close` in the end: parser and reader refer to each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import httptools
@@ -109,7 +108,7 @@ class RequestReader:
         self.is_large = False
         self.url = b""
         self.headers: list[Header] = []
-        self.fields: Mapping[bytes, bytes] = {}
+        self.fields: dict[bytes, bytes] = {}
         self.body_bytes = 0
         self._head_bytes = self._measured_bytes = self._framing_bytes = 0
         self._raised: TopicsError | None = None

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from topics_server.values.blocks import Block, decode_block
+from topics_server.values.blocks import (
+    TRACE_BYTES,
+    TRACED_KIND,
+    Block,
+    decode_block,
+    has_traces,
+    payload_kinds,
+)
 from topics_server.values.model import PayloadKind
 from topics_server.views.messages import Batch
 
@@ -61,7 +68,7 @@ def _tags(block: Block) -> Sequence[str | None]:
 
 def _datas(block: Block) -> Sequence[str | bytes]:
     """JSON as text; a bytes record as bytes."""
-    ends, kinds = block.ends, block.kinds
+    ends, kinds = block.ends, payload_kinds(block.kinds)
     if _BYTES_KIND in kinds:
         datas = block.datas(range(block.count))
         return [
@@ -73,7 +80,14 @@ def _datas(block: Block) -> Sequence[str | bytes]:
 
 def _metas(block: Block) -> Sequence[str | None]:
     ends = block.ends
-    return [text or None for text in _cut(block.body, ends[::2], ends[1::2])]
+    starts: Sequence[int] = ends[::2]
+    if has_traces(block.kinds):
+        # A deleted record has kept its kind, not its meta.
+        starts = [
+            min(start + TRACE_BYTES, end) if kind & TRACED_KIND else start
+            for start, end, kind in zip(starts, ends[1::2], block.kinds, strict=True)
+        ]
+    return [text or None for text in _cut(block.body, starts, ends[1::2])]
 
 
 def _cut(body: bytes, starts: Sequence[int], stops: Sequence[int]) -> list[str]:

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from topics_server.values.appends import PLAIN_GRAMMAR
+from topics_server.values.blocks import TRACEPARENT_BYTES
 from topics_server.values.entries import (
     ConsumerDeleted,
     ConsumerMoved,
@@ -69,7 +70,8 @@ _SOURCED_FORMAT: Final = 2
 _ROUTED_FORMAT: Final = 3
 _PRODUCED_FORMAT: Final = 4
 _STEPPED_FORMAT: Final = 5
-_APPEND_FORMATS: Final = range(_FORMAT, _STEPPED_FORMAT + 1)
+_TRACED_FORMAT: Final = 6
+_APPEND_FORMATS: Final = range(_FORMAT, _TRACED_FORMAT + 1)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
 # Bytes of a body that are copied at a time.
@@ -164,12 +166,21 @@ class _SteppedExtra(_SourcedExtra, frozen=True, array_like=True):
     step: StreamStep
 
 
+class _TracedExtra(_SourcedExtra, frozen=True, array_like=True):
+    """Extra of format 6: requests with a trace."""
+
+    producer: ProducerStamp | None
+    step: StreamStep | None
+    trace: bytes
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _EXTRA_DECODER: Final = msgspec.msgpack.Decoder(_AppendExtra)
 _SOURCED_DECODER: Final = msgspec.msgpack.Decoder(_SourcedExtra)
 _ROUTED_DECODER: Final = msgspec.msgpack.Decoder(_RoutedExtra)
 _PRODUCED_DECODER: Final = msgspec.msgpack.Decoder(_ProducedExtra)
 _STEPPED_DECODER: Final = msgspec.msgpack.Decoder(_SteppedExtra)
+_TRACED_DECODER: Final = msgspec.msgpack.Decoder(_TracedExtra)
 _FLOOR_DECODER: Final = msgspec.msgpack.Decoder(Floor)
 # Entries that a payload holds whole: MessagePack of the struct. The header repeats the topic's id.
 _WHOLE: Final[dict[Kind, type[WholeEntry]]] = {
@@ -195,7 +206,7 @@ _WHOLE_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[WholeEntry]]] = {
 }
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
 _NOTHING_ASKED: Final = (None, None, None, 1)
-_NO_MORE: Final = (None, None, None, None)
+_NO_MORE: Final = (None, None, None, None, b"")
 # Such an extra up to its producer, which is the only field wanted: no field before it.
 _ONLY_PRODUCED: Final = _encode((*_NOTHING_ASKED, None, None))[:-1]
 
@@ -209,7 +220,7 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
     if isinstance(entry, RecordsAppended):
         form, extra, body = _FORMAT, b"", entry.body
         asked = (entry.header_key, entry.creation, entry.floor, entry.grammar)
-        more = (entry.source, entry.producer, entry.page, entry.step)
+        more = (entry.source, entry.producer, entry.page, entry.step, entry.trace)
         if asked != _NOTHING_ASKED or more != _NO_MORE:
             form, extra = _extra_of(entry, asked)
         length = FRAME_HEADER_BYTES + len(extra) + len(body)
@@ -254,6 +265,11 @@ def _extra_of(
 ) -> tuple[int, bytes]:
     """The format of an append's frame and its extra: as the structs above, field by field."""
     source, producer = entry.source, entry.producer
+    if entry.trace:
+        assert entry.page is None, "copies have their traces in the body"
+        extra = _encode((*asked, source, producer, entry.step, entry.trace))
+        assert len(extra) < 2**16
+        return _TRACED_FORMAT, extra
     if asked == _NOTHING_ASKED and source is None and entry.page is None and entry.step is None:
         assert producer is not None, "a plain append has no extra"
         return _PRODUCED_FORMAT, _ONLY_PRODUCED + _encode(producer)
@@ -361,6 +377,7 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
         page: RouterPage | None = None
         producer: ProducerStamp | None = None
         step: StreamStep | None = None
+        trace = b""
         if form == _ROUTED_FORMAT:
             extra = routed = _ROUTED_DECODER.decode(buffer[start:body_start])
             source, page = routed.source, routed.page
@@ -370,6 +387,12 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
         elif form == _STEPPED_FORMAT:
             extra = stepped = _STEPPED_DECODER.decode(buffer[start:body_start])
             source, producer, step = stepped.source, stepped.producer, stepped.step
+        elif form == _TRACED_FORMAT:
+            extra = traced = _TRACED_DECODER.decode(buffer[start:body_start])
+            source, producer, step = traced.source, traced.producer, traced.step
+            trace = traced.trace
+            if len(trace) != TRACEPARENT_BYTES:
+                raise ValueError(f"a trace of {len(trace)} bytes")
         elif form == _SOURCED_FORMAT:
             extra = sourced = _SOURCED_DECODER.decode(buffer[start:body_start])
             source = sourced.source
@@ -391,6 +414,7 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             page=page,
             producer=producer,
             step=step,
+            trace=trace,
         )
     payload = buffer[start:end]
     if (decoder := _WHOLE_DECODERS.get(kind)) is not None:

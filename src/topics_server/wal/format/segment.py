@@ -27,10 +27,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from topics_server.values.blocks import TRACED_KIND
 from topics_server.values.errors import Corrupt, StartRefused
 from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX
 
 VERSION: Final = 1
+# Of a segment that has a record with a trace; older servers refuse it.
+TRACED_VERSION: Final = 2
 DATA_MAGIC: Final = b"topicsSD"
 IDX_MAGIC: Final = b"topicsSI"
 LIVE: Final = 0x00
@@ -107,6 +110,7 @@ class DataHeader:
     first_seq: int
     first_ts: int
     last_ts: int
+    version: int = VERSION
 
     @property
     def file_bytes(self) -> int:
@@ -120,7 +124,7 @@ def encode_data_header(header: DataHeader) -> bytes:
     assert DATA_HEADER_BYTES < header.flags_offset <= SEGMENT_DATA_BYTES_MAX * 4 // 3
     packed = _DATA_HEADER.pack(
         DATA_MAGIC,
-        VERSION,
+        header.version,
         DATA_HEADER_BYTES,
         header.record_count,
         header.topic_id,
@@ -144,7 +148,9 @@ def decode_data_header(encoded: Buffer) -> DataHeader:
     ):
         raise Corrupt("checksum of the segment's header fails")
     _, _, _, count, topic_id, segment_id, flags_offset, first_seq, first_ts, last_ts = fields
-    header = DataHeader(topic_id, segment_id, count, flags_offset, first_seq, first_ts, last_ts)
+    header = DataHeader(
+        topic_id, segment_id, count, flags_offset, first_seq, first_ts, last_ts, fields[1]
+    )
     assert header.record_count > 0
     return header
 
@@ -152,15 +158,20 @@ def decode_data_header(encoded: Buffer) -> DataHeader:
 def _check_magic(fields: tuple[Any, ...], magic: bytes) -> None:
     if fields[0] != magic:
         raise Corrupt(f"does not start with {magic!r}")
-    if fields[1] > VERSION:
-        raise StartRefused(f"segment format {fields[1]} is newer than {VERSION}")
-    if fields[1] != VERSION:
+    if fields[1] > TRACED_VERSION:
+        raise StartRefused(f"segment format {fields[1]} is newer than {TRACED_VERSION}")
+    if fields[1] < VERSION:
         raise Corrupt(f"unknown segment format {fields[1]}")
 
 
 def _hash_at(encoded: Buffer, offset: int) -> int:
     digest: int = _HASH.unpack_from(encoded, offset)[0]
     return digest
+
+
+def version_of(kinds: Array) -> int:
+    """The version of a segment whose records are of these kinds."""
+    return TRACED_VERSION if (kinds & TRACED_KIND).any() else VERSION
 
 
 def padded(length: int) -> int:
@@ -266,7 +277,7 @@ def encode_index(parts: IndexParts) -> bytes:
     assert int(parts.tag_starts[-1]) == len(parts.tag_rows)
     header = _IDX_HEADER.pack(
         IDX_MAGIC,
-        VERSION,
+        version_of(parts.rows["kind"]),
         ROW.itemsize,
         len(parts.rows),
         parts.topic_id,

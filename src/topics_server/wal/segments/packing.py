@@ -42,6 +42,7 @@ from topics_server.wal.format.segment import (
     encode_index,
     outside,
     ranges_of,
+    version_of,
 )
 
 
@@ -84,6 +85,7 @@ def pack(
             first_seq=first_seq,
             first_ts=int(run.times[0]),
             last_ts=int(run.times[-1]),
+            version=version_of(run.kinds),
         )
     )
     records = _records(rows, first_seq, run)

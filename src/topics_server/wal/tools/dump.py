@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from topics_server.values.blocks import Block, make_block
+from topics_server.values.blocks import TRACE_MARK, Block, make_block, split_trace
 from topics_server.values.copies import ReplayPayloads
 from topics_server.values.entries import (
     RESERVED_ID_MIN,
@@ -269,7 +269,7 @@ def _records_of(fs: Fs, tiers: Tiers, topic_id: int, topic: _Topic) -> Iterator[
 
 def _block_of(append: RecordsAppended) -> Block | None:
     """The records of an append; None if it has none."""
-    decoded = append.decoded or decode_body(append.body, append.grammar)
+    decoded = append.decoded or decode_body(append.body, append.grammar, append.trace)
     if not decoded.count:
         return None
     times = array("q", [append.ts]) * decoded.count
@@ -285,7 +285,7 @@ def _block_items(
     """The records of a block above `after_seq`; `dead` is one byte a record."""
     gone = topic.is_deleted(np.arange(block.first_seq, block.last_seq + 1))
     for row in range(max(0, after_seq + 1 - block.first_seq), block.count):
-        data, meta = block.data(row), block.meta(row)
+        data, (trace, meta) = block.data(row), split_trace(block.meta(row))
         item: Item = {
             "topic": topic.name,
             "seq": block.first_seq + row,
@@ -297,7 +297,9 @@ def _block_items(
             "deleted": bool(dead[row]) or bool(gone[row]),
             "where": where,
         }
-        if block.kinds[row] != PayloadKind.JSON:
+        if trace:
+            item["trace"] = trace[len(TRACE_MARK) :].decode()
+        if block.kinds[row] & PayloadKind.BYTES:
             item["data"] = base64.b64encode(data).decode()
             item["encoding"] = "base64"
         yield item

@@ -24,7 +24,11 @@ _TEXT = st.text(max_size=4).map(lambda text: f'"{text}"'.encode())
 _JSON = st.tuples(_TEXT, st.sampled_from([b"", b'{"m":1}', '{"ä":1}'.encode()]))
 _BYTES = st.tuples(st.binary(max_size=5), st.just(bytes_meta("image/png")))
 _NAMES = st.none() | st.text(min_size=1, max_size=3)
-_ROWS = st.tuples(_JSON | _BYTES, _NAMES, _NAMES).map(lambda row: (*row[0], row[1], row[2]))
+_TRACE = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+_TRACED = st.tuples(_JSON | _BYTES).map(lambda row: (row[0][0], _TRACE + row[0][1]))
+_ROWS = st.tuples(_JSON | _BYTES | _TRACED, _NAMES, _NAMES).map(
+    lambda row: (*row[0], row[1], row[2])
+)
 
 
 def _block(first_seq: int, rows: list[Row]) -> Block:
@@ -57,9 +61,12 @@ def test_records_arrive_as_they_were_appended(rows: list[Row], data: st.DataObje
     assert records.column("ts") == [1_000 + seq for seq, _ in expected]
     assert records.column("tag") == [tag for _, (_, _, tag, _) in expected]
     assert records.column("node") == [node for _, (_, _, _, node) in expected]
-    metas = [meta.decode() or None for _, (_, meta, _, _) in expected]
-    assert records.column("meta") == metas
-    datas = [sent if meta[:1] == b" " else sent.decode() for _, (sent, meta, _, _) in expected]
+    metas = [meta.removeprefix(_TRACE).decode() for _, (_, meta, _, _) in expected]
+    assert records.column("meta") == [meta or None for meta in metas]
+    datas = [
+        sent if meta[:1] == " " else sent.decode()
+        for (_, (sent, _, _, _)), meta in zip(expected, metas, strict=True)
+    ]
     assert records.column("data") == datas
 
 

@@ -102,6 +102,7 @@ AT: Final = [CursorAt("orders", 7, 2, 41), CursorAt("payments", 9, 1, 0)]
 BODY: Final = '{"records":[{"data":{"a":1.0},"tag":"x"},{"data":"é"}]}'.encode()
 
 STAMP: Final = ProducerStamp("billing-1", 3, 7)
+TRACE: Final = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 FACTS: Final = StreamFacts(
     "chats/1",
     "text/plain",
@@ -247,6 +248,29 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
             page=RouterPage(3, 7, 50, [41], [41]),
         ),
     ),
+    "records_appended_traced": (
+        32,
+        RecordsAppended(7, 44, 2, TS, BODY, "key-1", grammar=1, producer=STAMP, trace=TRACE),
+    ),
+    "records_appended_traced_columns": (
+        33,
+        RecordsAppended(
+            9,
+            44,
+            2,
+            TS,
+            msgspec.msgpack.encode(
+                (
+                    [b"\x89P", b"1"],
+                    [b"\t" + TRACE + b' {"$content_type":"image/png"}', b"\t" + TRACE],
+                    ["t", None],
+                    [None, "n"],
+                )
+            ),
+            grammar=7,
+            page=RouterPage(3, 7, 50, [41], [42]),
+        ),
+    ),
 }
 
 DEFINITION: Final = ViewDefinition(
@@ -313,6 +337,14 @@ def test_leases_have_their_own_reserved_id(name: str) -> None:
 def test_an_append_of_the_first_format_is_as_it_always_was() -> None:
     data = (VECTORS / "records_appended_extra.frame").read_bytes()
     assert (data[5], data[FRAME_HEADER_BYTES]) == (1, 0x94)  # msgpack: an array of four
+
+
+def test_traces_are_refused_by_older_servers() -> None:
+    """A server before them would lose them: it knows append frames up to format 5, grammar 6."""
+    traced = (VECTORS / "records_appended_traced.frame").read_bytes()
+    assert traced[5] == 6
+    columns = (VECTORS / "records_appended_traced_columns.frame").read_bytes()
+    assert columns[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 5] == b"\x96\xc0\xc0\xc0\x07"
 
 
 @pytest.mark.parametrize("name", ["source", "redrive", "delayed", "keyed"])
@@ -386,7 +418,7 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("session_opened", 44, b"\xc1"), "frame of kind 8"),
         (damaged("session_moved", 44, b"\xc1"), "frame of kind 9"),
         (damaged("sessions_closed", 44, b"\xc1"), "frame of kind 10"),
-        (damaged("records_appended_delayed", 48, b"\x07"), "grammar 7 is not known"),
+        (damaged("records_appended_delayed", 48, b"\x08"), "grammar 8 is not known"),
         (damaged("records_appended_delayed", 48, b"\x00"), "grammar 0 is not known"),
         (damaged("session_opened", 16, b"\x07"), "topic ids differ"),
         (damaged("leases_granted", 44, b"\xc1"), "frame of kind 11"),
@@ -398,7 +430,12 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("records_appended_source", 5, b"\x03"), "length 6, got 5"),
         (damaged("records_appended_source", 5, b"\x04"), "length 6, got 5"),
         (damaged("records_appended_source", 5, b"\x05"), "length 7, got 5"),
-        (damaged("records_appended_source", 5, b"\x06"), "format 6"),
+        (damaged("records_appended_source", 5, b"\x06"), "length 8, got 5"),
+        (damaged("records_appended_source", 5, b"\x07"), "format 7"),
+        (
+            b"".join(encode_entry(1, RecordsAppended(7, 44, 2, TS, BODY, trace=TRACE[1:]))),
+            "a trace of 54 bytes",
+        ),
         (damaged("stream_changed", 44, b"\xc1"), "frame of kind 18"),
         (damaged("stream_changed", 16, b"\x08"), "topic ids differ"),
         (damaged("router_put", 16, b"\xff"), "topic ids differ"),

@@ -131,7 +131,7 @@ def test_a_short_index_is_corrupt(length: int) -> None:
 
 def test_a_newer_version_refuses_to_start_instead_of_reading_as_damage() -> None:
     data, idx = (bytearray(part) for part in vector())
-    data[8] = idx[8] = 2
+    data[8] = idx[8] = 3
     with pytest.raises(StartRefused, match="newer"):
         decode_data_header(bytes(data))
     with pytest.raises(StartRefused, match="newer"):

@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.segments.segment_samples import sample_blocks
-from topics_server.values.blocks import Block, make_block
+from topics_server.values.blocks import Block, decode_block, encode_block, make_block
 from topics_server.values.errors import Damaged
-from topics_server.wal.format.segment import decode_index
+from topics_server.wal.format.segment import decode_data_header, decode_index
 from topics_server.wal.segments.files import entry_of
 from topics_server.wal.segments.packing import pack, unpack_block, unpack_row
 from topics_server.wal.segments.salvage import rebuild_index
 
 NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-RECORDS = st.lists(
-    st.tuples(st.binary(max_size=30), st.binary(max_size=5), NAMES, NAMES), min_size=1, max_size=40
-)
+TRACE = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+# As stored: nothing, an object, of bytes, of each with a trace.
+METAS = st.binary(max_size=5) | st.sampled_from([b' {"c":1}', TRACE, TRACE + b' {"c":1}'])
+RECORDS = st.lists(st.tuples(st.binary(max_size=30), METAS, NAMES, NAMES), min_size=1, max_size=40)
 
 
 def block_of(first_seq: int, records: list[tuple[bytes, bytes, str | None, str | None]]) -> Block:
@@ -45,6 +46,10 @@ def test_whatever_is_packed_is_unpacked(
         row = end
     entry = entry_of(2, data, idx)
     assert rebuild_index(data, 1, entry) == idx
+    is_traced = any(meta.startswith(TRACE[:1]) for _, meta, _, _ in first + second)
+    assert (data[8], idx[8], decode_data_header(data).version) == (1 + is_traced,) * 3
+    for block in blocks:
+        assert decode_block(encode_block(block)) == block
 
 
 @given(RECORDS, st.data())

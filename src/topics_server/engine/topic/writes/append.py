@@ -104,6 +104,7 @@ def decide_append(
         source=source,
         producer=producer,
         step=decoded.step,
+        trace=decoded.trace,
     )
 
 
@@ -143,7 +144,7 @@ def decide_page(
 def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
     """Add the records, and remember key, producer, stream step and floor of the call."""
     log = topic.log
-    decoded = entry.decoded or decode_body(entry.body, entry.grammar)
+    decoded = entry.decoded or decode_body(entry.body, entry.grammar, entry.trace)
     first_seq = entry.first_seq
     if entry.page is not None:
         first_seq += _apply_page(topic, entry, entry.page)
