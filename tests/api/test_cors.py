@@ -138,7 +138,7 @@ async def test_a_preflight_names_methods_and_headers(live: Live, path: str, meth
             "content-type, authorization, idempotency-key, last-event-id, x-request-id, "
             "producer-id, producer-epoch, producer-seq, "
             "if-match, if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
-            "stream-forked-from, stream-fork-offset, stream-fork-sub-offset"
+            "stream-forked-from, stream-fork-offset, stream-fork-sub-offset, traceparent"
         ),
         "access-control-max-age": "600",
         "vary": "origin",

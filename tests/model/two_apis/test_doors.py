@@ -76,7 +76,7 @@ def _deleted_records_come_back_in_forks(patch: pytest.MonkeyPatch) -> None:
 
 def _copies_name_the_grammar_of_their_request(patch: pytest.MonkeyPatch) -> None:
     def with_grammar(decoded: Any) -> Any:
-        has_bytes = record_codecs._has_bytes(decoded)
+        has_bytes = record_codecs._columns_form(decoded) != 0
         return msgspec.structs.replace(decoded, form=5) if has_bytes else decoded
 
     patch.setattr("topics_server.engine.stream_writes.with_grammar", with_grammar)
