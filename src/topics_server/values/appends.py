@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from topics_server.values.blocks import TRACE_BYTES, Payloads
+from topics_server.values.blocks import Payloads
 from topics_server.values.errors import Code, TopicsError, clipped, invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import (
@@ -24,6 +24,7 @@ from topics_server.values.limits import (
     META_KEYS_MAX,
     MIB,
     RECORD_FRAMING_BYTES,
+    TRACE_BYTES,
     U64_MAX,
 )
 from topics_server.values.model import Discard, Durability, Guarantee, StreamStep, TopicType

@@ -15,7 +15,13 @@ from typing import Final
 
 import msgspec
 
-from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
+from topics_server.values.limits import (
+    BLOCK_BYTES_MAX,
+    BLOCK_RECORDS_MAX,
+    RECORD_FRAMING_BYTES,
+    TRACE_BYTES,
+    TRACED_KIND,
+)
 
 _VERSION: Final = 1
 # Of a block that has a record with a trace; older servers refuse it.
@@ -27,11 +33,7 @@ BYTES_MARK: Final = b" "
 # the record would have without it.
 TRACE_MARK: Final = b"\t"
 MARKS: Final = frozenset((BYTES_MARK, TRACE_MARK))
-TRACEPARENT_BYTES: Final = 55
-TRACE_BYTES: Final = len(TRACE_MARK) + TRACEPARENT_BYTES
 _BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
-# Added to the kind of a record with a trace.
-TRACED_KIND: Final = 8
 _WITHOUT_TRACE: Final = bytes(kind & ~TRACED_KIND for kind in range(256))
 
 

@@ -153,6 +153,10 @@ BLOCK_RECORDS_MAX: Final = 256
 BLOCK_BYTES_MAX: Final = 4 * MIB
 # A record's overhead in `bytes` and `cap_bytes`, beside `data`, `meta`, `tag` and `node`.
 RECORD_FRAMING_BYTES: Final = 24
+# A trace as it lies in front of `meta`, with its mark; and what it adds to the kind of its record.
+TRACEPARENT_BYTES: Final = 55
+TRACE_BYTES: Final = 1 + TRACEPARENT_BYTES
+TRACED_KIND: Final = 8
 # Seqs reserved ahead of the last ceiling for every class but fsync (ARCHITECTURE, Heads).
 HEAD_RESERVE_SEQS: Final = 65_536
 # Each reservation is twice the last one, up to this: fast writers rarely wait for one.

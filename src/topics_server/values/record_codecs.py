@@ -40,16 +40,16 @@ from topics_server.values.appends import (
     not_json,
     of_columns,
 )
-from topics_server.values.blocks import (
-    BYTES_MARK,
-    MARKS,
-    TRACE_BYTES,
-    TRACE_MARK,
-    TRACEPARENT_BYTES,
-)
+from topics_server.values.blocks import BYTES_MARK, MARKS, TRACE_MARK
 from topics_server.values.errors import invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
-from topics_server.values.limits import DELAY_MS_MAX, JSON_DEPTH_MAX, KIB
+from topics_server.values.limits import (
+    DELAY_MS_MAX,
+    JSON_DEPTH_MAX,
+    KIB,
+    TRACE_BYTES,
+    TRACEPARENT_BYTES,
+)
 
 BYTES_GRAMMAR: Final = 3
 MESSAGES_GRAMMAR: Final = 4

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from topics_server.values.blocks import TRACEPARENT_BYTES
+from topics_server.values.limits import TRACEPARENT_BYTES
 
 TRACEPARENT: Final = b"traceparent"
 # Version, trace id, parent id, flags; ids of zeros are invalid.

@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from topics_server.values.blocks import (
-    TRACE_BYTES,
-    TRACED_KIND,
-    Block,
-    decode_block,
-    has_traces,
-    payload_kinds,
-)
+from topics_server.values.blocks import Block, decode_block, has_traces, payload_kinds
+from topics_server.values.limits import TRACE_BYTES, TRACED_KIND
 from topics_server.values.model import PayloadKind
 from topics_server.views.messages import Batch
 

@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from topics_server.values.appends import PLAIN_GRAMMAR
-from topics_server.values.blocks import TRACEPARENT_BYTES
 from topics_server.values.entries import (
     ConsumerDeleted,
     ConsumerMoved,
@@ -57,7 +56,7 @@ from topics_server.values.entries import (
     ViewPut,
 )
 from topics_server.values.errors import Corrupt
-from topics_server.values.limits import FRAME_BYTES_MAX, MIB
+from topics_server.values.limits import FRAME_BYTES_MAX, MIB, TRACEPARENT_BYTES
 from topics_server.values.model import ProducerStamp, StreamStep
 from topics_server.values.record_codecs import NEWEST_GRAMMAR
 
