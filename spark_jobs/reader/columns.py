@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.reader.payload import VARIANT, PayloadMismatch, typed, variants, why_unfit
-from topics_server.values.limits import TRACE_BYTES, TRACED_KIND
 from topics_server.wal.format.segment import (
     ABSENT,
     RECORD_HEADER_BYTES,
+    TRACE_BYTES,
+    TRACED_KIND,
     Array,
     Dictionary,
     SegmentColumns,

@@ -16,6 +16,9 @@ from typing import Final
 from topics_server.values.limits import TRACEPARENT_BYTES
 
 TRACEPARENT: Final = b"traceparent"
+# For the description.
+TRACE_PATTERN: Final = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
+TRACE_ABOUT: Final = "The `traceparent` of the append, if it had one."
 # Version, trace id, parent id, flags; ids of zeros are invalid.
 _VALID: Final = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 # A valid value with as many blanks around it as any client sends.

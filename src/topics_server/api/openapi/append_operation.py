@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics_server.api.messages.trace_headers import TRACE_PATTERN
 from topics_server.api.openapi.condition_schemas import CONDITION_CODES, IF_MATCH
 from topics_server.api.openapi.operations import TAKES_BODY, WRITES, answer, operation, switch
-from topics_server.api.openapi.schemas import Schema, ref, text, trace
+from topics_server.api.openapi.schemas import Schema, ref, text
 from topics_server.values.errors import Code
 from topics_server.values.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
@@ -39,7 +40,7 @@ _PRODUCER: Final = (
 TRACEPARENT: Final[Schema] = {
     "name": "traceparent",
     "in": "header",
-    "schema": trace(""),
+    "schema": text(pattern=TRACE_PATTERN),
     "description": "The trace of the request (W3C Trace Context). Readers and workers get it as "
     "`$trace`. The server ignores one that is not valid.",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics_server.api.messages.trace_headers import TRACE_ABOUT, TRACE_PATTERN
 from topics_server.api.openapi.operations import (
     READS,
     answer,
@@ -22,7 +23,6 @@ from topics_server.api.openapi.schemas import (
     object_of,
     ref,
     text,
-    trace,
     u64,
     values_of,
 )
@@ -104,7 +104,7 @@ def _record_schemas() -> Schema:
         "Record": object_of(
             "$seq $ts data",
             **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
-            **{"$trace": trace()},
+            **{"$trace": text(TRACE_ABOUT, pattern=TRACE_PATTERN)},
             data={},
             meta={"type": "object"},
             **{

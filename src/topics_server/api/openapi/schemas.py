@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from topics_server.api.messages.trace_headers import TRACE_ABOUT, TRACE_PATTERN
 from topics_server.api.queues.requests import CLAIM_WAIT_MS_MAX, NACK_DELAY_MS_MAX
 from topics_server.api.watch.requests import (
     FRAME_BYTES_DEFAULT,
@@ -80,11 +81,6 @@ def object_of(required: str, **properties: Schema) -> Schema:
 def text(about: str = "", **more: Any) -> Schema:
     """A string."""
     return {"type": "string"} | ({"description": about} if about else {}) | more
-
-
-def trace(about: str = "The `traceparent` of the append, if it had one.") -> Schema:
-    """A trace of the W3C recommendation, in its version 00."""
-    return text(about, pattern="^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
 
 
 def u64(about: str = "", **more: Any) -> Schema:
@@ -486,7 +482,7 @@ def _queue_answers() -> Schema:
         "$ts": u64("Milliseconds."),
         "$node": text(),
         "$tag": text(),
-        "$trace": trace(),
+        "$trace": text(TRACE_ABOUT, pattern=TRACE_PATTERN),
         "deliveries": u64("Deliveries so far, including this one."),
         "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
         "$content_type": text("Record of bytes: its content type."),

@@ -28,7 +28,9 @@ import numpy.typing as npt
 import xxhash
 
 from topics_server.values.errors import Corrupt, StartRefused
-from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX, TRACED_KIND
+from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX
+from topics_server.values.limits import TRACE_BYTES as TRACE_BYTES
+from topics_server.values.limits import TRACED_KIND as TRACED_KIND
 
 VERSION: Final = 1
 # Of a segment that has a record with a trace; older servers refuse it.
