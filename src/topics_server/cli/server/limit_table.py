@@ -107,6 +107,7 @@ APPEND: Final = Section(
         LimitRow("`node`, of the batch and of a record", _NODE),
         LimitRow("`idempotency_key`", Limit("IDEMPOTENCY_KEY_CHARS_MAX", "characters")),
         LimitRow("`config`", Limit("INLINE_CONFIG_BYTES_MAX", "bytes")),
+        LimitRow("`traceparent`", Limit("TRACEPARENT_BYTES", "bytes"), "ignored"),
     ),
 )
 CONDITION: Final = Section(
