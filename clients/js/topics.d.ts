@@ -36,6 +36,8 @@ export interface RecordItem extends Positioned {
   /** `"base64"`: `data` has bytes of a stream; `contentType` is their type. */
   readonly encoding?: string;
   readonly contentType?: string;
+  /** The `traceparent` of the record's append. */
+  readonly trace?: string;
 }
 
 /** Records `from` to `to` are gone. For `recreated` the topic begins anew, and `to` may be less than `from`. */

@@ -59,6 +59,7 @@ function recordItem(topic, record, position) {
   if (record.meta !== undefined) item.meta = record.meta;
   if (record.$encoding !== undefined) item.encoding = record.$encoding;
   if (record.$content_type !== undefined) item.contentType = record.$content_type;
+  if (record.$trace !== undefined) item.trace = record.$trace;
   return item;
 }
 

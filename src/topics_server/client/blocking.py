@@ -55,15 +55,23 @@ class Queue(BlockingClient):
         key: str | None = None,
         delay_ms: int | None = None,
         deliver_at_ms: int | None = None,
+        traceparent: str | None = None,
     ) -> Enqueued:
         """Store one job; fields and errors as `AsyncQueue.enqueue`."""
         job = NewJob(data=data, tag=tag, meta=meta, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
-        return self.enqueue_many([job], key=key)
+        return self.enqueue_many([job], key=key, traceparent=traceparent)
 
-    def enqueue_many(self, jobs: Iterable[NewJob], *, key: str | None = None) -> Enqueued:
+    def enqueue_many(
+        self, jobs: Iterable[NewJob], *, key: str | None = None, traceparent: str | None = None
+    ) -> Enqueued:
         """Store jobs with consecutive seqs, all of them or none."""
         call = calls.enqueue(
-            self.place, jobs, key=key or new_key(), create=self._create, config=self._config
+            self.place,
+            jobs,
+            key=key or new_key(),
+            create=self._create,
+            config=self._config,
+            traceparent=traceparent,
         )
         return self._patiently(call)
 

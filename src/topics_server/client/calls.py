@@ -94,6 +94,7 @@ class _Row(msgspec.Struct):
     deliveries: int
     data: msgspec.Raw
     tag: str | None = msgspec.field(name="$tag", default=None)
+    trace: str | None = msgspec.field(name="$trace", default=None)
     meta: msgspec.Raw = msgspec.Raw(b"null")
 
     def job(self, queue: str) -> Job:
@@ -107,6 +108,7 @@ class _Row(msgspec.Struct):
             deliveries=self.deliveries,
             raw=bytes(self.data),
             tag=self.tag,
+            trace=self.trace,
             raw_meta=None if meta == b"null" else meta,
         )
 
@@ -166,6 +168,14 @@ def _post(
     return Call(method="POST", path=where.path(rest), body=text, read=read, repeatable=repeatable)
 
 
+def traced(call: Call[T], traceparent: str | None) -> Call[T]:
+    """The call with this trace; without one that a header cannot have."""
+    if not traceparent or not (traceparent.isascii() and traceparent.isprintable()):
+        return call
+    headers = {"Content-Type": "application/json", "traceparent": traceparent}
+    return msgspec.structs.replace(call, headers=headers)
+
+
 def enqueue(
     where: QueueAddress,
     jobs: Iterable[NewJob],
@@ -173,6 +183,7 @@ def enqueue(
     key: str,
     create: bool | None,
     config: Mapping[str, Any],
+    traceparent: str | None = None,
 ) -> Call[Enqueued]:
     """Append jobs, all or none. A missing topic becomes a queue with `config`."""
     records = [_record(job) for job in jobs]
@@ -185,7 +196,8 @@ def enqueue(
     }
     if create is not None:
         body["create"] = create
-    return _post(where, "?return_seqs=false", body, _enqueued, repeatable=True)
+    call = _post(where, "?return_seqs=false", body, _enqueued, repeatable=True)
+    return traced(call, traceparent)
 
 
 def _record(job: NewJob) -> dict[str, Any]:

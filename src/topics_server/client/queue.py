@@ -72,23 +72,32 @@ class AsyncQueue(CoroutineClient):
         key: str | None = None,
         delay_ms: int | None = None,
         deliver_at_ms: int | None = None,
+        traceparent: str | None = None,
     ) -> Enqueued:
         """Store one job; `data` is anything msgspec encodes as JSON.
 
         `key` makes calls idempotent within the topic's window: a later call with the same key gets
         the first call's seq. Without a key, the tries of one call still store one job. `delay_ms`
-        (from now) or `deliver_at_ms` (since 1970) hold the job back.
+        (from now) or `deliver_at_ms` (since 1970) hold the job back. `traceparent`: the trace of
+        the request, which workers get as `trace` of the job.
 
         Raises `QueueFull`, `InvalidRequest`, `NotFound`, `Unauthorized`; `Unreachable`, `Throttled`
         and `Unavailable` after `patience_ms` of failures.
         """
         job = NewJob(data=data, tag=tag, meta=meta, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
-        return await self.enqueue_many([job], key=key)
+        return await self.enqueue_many([job], key=key, traceparent=traceparent)
 
-    async def enqueue_many(self, jobs: Iterable[NewJob], *, key: str | None = None) -> Enqueued:
+    async def enqueue_many(
+        self, jobs: Iterable[NewJob], *, key: str | None = None, traceparent: str | None = None
+    ) -> Enqueued:
         """Store jobs with consecutive seqs, all of them or none; errors as `enqueue`."""
         call = calls.enqueue(
-            self.place, jobs, key=key or new_key(), create=self._create, config=self._config
+            self.place,
+            jobs,
+            key=key or new_key(),
+            create=self._create,
+            config=self._config,
+            traceparent=traceparent,
         )
         return await self._patiently(call)
 

@@ -61,7 +61,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     """One delivery of a job.
 
     `seq` names the job, `lease_id` this delivery of it. `deliveries` counts from 1. `raw` and
-    `raw_meta` are the enqueued JSON, byte for byte. `lost` is set when the lease is lost.
+    `raw_meta` are the enqueued JSON, byte for byte. `trace`: the `traceparent` of its append.
+    `lost` is set when the lease is lost.
     """
 
     queue: str
@@ -73,6 +74,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     raw: bytes
     tag: str | None = None
     raw_meta: bytes | None = None
+    trace: str | None = None
     lost: Lost = msgspec.field(default_factory=Lost)
 
     @property

@@ -86,6 +86,33 @@ def test_enqueue() -> None:
     assert "create" not in body(plain)
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_trace_is_a_header() -> None:
+    call = calls.enqueue(
+        PLACE, [NewJob(data=1)], key="k", create=None, config={}, traceparent=TRACE
+    )
+    assert call.headers == {"Content-Type": "application/json", "traceparent": TRACE}
+
+
+@pytest.mark.parametrize("trace", [None, "", "a\r\nb: c", "\x00", "é"])
+def test_what_no_header_can_have_is_left_out(trace: str | None) -> None:
+    jobs = [NewJob(data=1)]
+    call = calls.enqueue(PLACE, jobs, key="k", create=None, config={}, traceparent=trace)
+    assert call.headers is None
+
+
+def test_a_job_has_the_trace_of_its_append() -> None:
+    row = {
+        **{"$seq": 1, "$ts": 2, "lease_id": "lease_1", "deadline": 3, "deliveries": 1, "data": 5},
+        "$trace": TRACE,
+    }
+    assert calls.pushed(PLACE, json.dumps(row).encode()).trace == TRACE
+    del row["$trace"]
+    assert calls.pushed(PLACE, json.dumps(row).encode()).trace is None
+
+
 @pytest.mark.parametrize("jobs", [[], [NewJob(data=1, delay_ms=1, deliver_at_ms=1)]])
 def test_what_cannot_be_enqueued(jobs: list[NewJob]) -> None:
     with pytest.raises(ValueError):

@@ -215,6 +215,8 @@ def whole(job: Job) -> bytes:
     fields: dict[str, object] = {"$seq": job.seq, "$ts": job.ts_ms, "deliveries": job.deliveries}
     if job.tag is not None:
         fields["$tag"] = job.tag
+    if job.trace is not None:
+        fields["$trace"] = job.trace
     fields["data"] = msgspec.Raw(job.raw)
     if job.raw_meta is not None:
         fields["meta"] = msgspec.Raw(job.raw_meta)

@@ -22,7 +22,10 @@ Option = str | int | float | bool | Sequence[Any] | None
 class LiveRecord(
     msgspec.Struct,
     frozen=True,
-    rename={name: f"${name}" for name in ("seq", "ts", "tag", "node", "encoding", "content_type")},
+    rename={
+        name: f"${name}"
+        for name in ("seq", "ts", "tag", "node", "encoding", "content_type", "trace")
+    },
 ):
     """One record; `ts` in ms since 1970.
 
@@ -37,6 +40,7 @@ class LiveRecord(
     meta: Any = None
     encoding: str | None = None
     content_type: str | None = None
+    trace: str | None = None
 
 
 class LiveEvent(msgspec.Struct, frozen=True):

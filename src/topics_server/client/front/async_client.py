@@ -118,6 +118,7 @@ class AsyncClient(CoroutineClient):
         if_: Mapping[str, Any] | None = None,
         key: str | None = None,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
 
@@ -125,7 +126,9 @@ class AsyncClient(CoroutineClient):
         `ConditionFailed` if somebody was faster.
         """
         record = NewRecord(data, tag, node, meta)
-        return await self.append_many(topic, [record], if_=if_, key=key, create=create)
+        return await self.append_many(
+            topic, [record], if_=if_, key=key, create=create, traceparent=traceparent
+        )
 
     async def append_many(
         self,
@@ -136,11 +139,13 @@ class AsyncClient(CoroutineClient):
         key: str | None = None,
         per_record: bool = False,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
         With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all.
+        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
+        trace of the request, which readers get as `trace` of each record.
         """
         where = place(topic, self.url)
         return await self._patiently(
@@ -151,6 +156,7 @@ class AsyncClient(CoroutineClient):
                 key=key or new_key(),
                 per_record=per_record,
                 create=create,
+                traceparent=traceparent,
             )
         )
 

@@ -113,6 +113,7 @@ class Client(BlockingClient):
         if_: Mapping[str, Any] | None = None,
         key: str | None = None,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
 
@@ -120,7 +121,9 @@ class Client(BlockingClient):
         `ConditionFailed` if somebody was faster.
         """
         record = NewRecord(data, tag, node, meta)
-        return self.append_many(topic, [record], if_=if_, key=key, create=create)
+        return self.append_many(
+            topic, [record], if_=if_, key=key, create=create, traceparent=traceparent
+        )
 
     def append_many(
         self,
@@ -131,11 +134,13 @@ class Client(BlockingClient):
         key: str | None = None,
         per_record: bool = False,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
         With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all.
+        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
+        trace of the request, which readers get as `trace` of each record.
         """
         where = place(topic, self.url)
         return self._patiently(
@@ -146,6 +151,7 @@ class Client(BlockingClient):
                 key=key or new_key(),
                 per_record=per_record,
                 create=create,
+                traceparent=traceparent,
             )
         )
 

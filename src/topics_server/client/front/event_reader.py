@@ -113,5 +113,6 @@ def _item(topic: str, record: LiveRecord, position: Mapping[str, Any]) -> Record
         meta=record.meta or {},
         encoding=record.encoding,
         content_type=record.content_type,
+        trace=record.trace,
         position=position,
     )

@@ -31,7 +31,8 @@ class PositionedItem(msgspec.Struct, frozen=True, kw_only=True):
 class RecordItem(PositionedItem, frozen=True, kw_only=True):
     """A record. `ts_ms`: when it was committed, since 1970.
 
-    `encoding` "base64": `data` has bytes of a stream, of this `content_type`.
+    `encoding` "base64": `data` has bytes of a stream, of this `content_type`. `trace`: the
+    `traceparent` of its append.
     """
 
     kind: ClassVar[str] = "record"
@@ -43,6 +44,7 @@ class RecordItem(PositionedItem, frozen=True, kw_only=True):
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     encoding: str | None = None
     content_type: str | None = None
+    trace: str | None = None
 
 
 class GapItem(PositionedItem, frozen=True, kw_only=True):

@@ -86,6 +86,7 @@ class PageReader:
             meta=record.meta,
             encoding=record.encoding,
             content_type=record.content_type,
+            trace=record.trace,
             position=self._position(record.seq, epoch),
         )
 

@@ -51,10 +51,13 @@ class AsyncTopicClient(CoroutineClient):
         if_: Mapping[str, Any] | None = None,
         key: str | None = None,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append one record; with `if_` only if that condition holds (`docs/CONDITIONS.md`)."""
         record = NewRecord(data, tag, node, meta)
-        return await self.append_many([record], if_=if_, key=key, create=create)
+        return await self.append_many(
+            [record], if_=if_, key=key, create=create, traceparent=traceparent
+        )
 
     async def append_many(
         self,
@@ -64,11 +67,13 @@ class AsyncTopicClient(CoroutineClient):
         key: str | None = None,
         per_record: bool = False,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
         With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all.
+        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
+        trace of the request, which readers get as `trace` of each record.
         """
         return await self._patiently(
             topic_calls.append(
@@ -78,6 +83,7 @@ class AsyncTopicClient(CoroutineClient):
                 key=key or new_key(),
                 per_record=per_record,
                 create=create,
+                traceparent=traceparent,
             )
         )
 

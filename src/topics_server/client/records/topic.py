@@ -53,10 +53,11 @@ class TopicClient(BlockingClient):
         if_: Mapping[str, Any] | None = None,
         key: str | None = None,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append one record; with `if_` only if that condition holds (`docs/CONDITIONS.md`)."""
         record = NewRecord(data, tag, node, meta)
-        return self.append_many([record], if_=if_, key=key, create=create)
+        return self.append_many([record], if_=if_, key=key, create=create, traceparent=traceparent)
 
     def append_many(
         self,
@@ -66,11 +67,13 @@ class TopicClient(BlockingClient):
         key: str | None = None,
         per_record: bool = False,
         create: bool | None = None,
+        traceparent: str | None = None,
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
         With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all.
+        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
+        trace of the request, which readers get as `trace` of each record.
         """
         return self._patiently(
             topic_calls.append(
@@ -80,6 +83,7 @@ class TopicClient(BlockingClient):
                 key=key or new_key(),
                 per_record=per_record,
                 create=create,
+                traceparent=traceparent,
             )
         )
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics_server.client.addresses import segment
-from topics_server.client.calls import Call, QueueAddress, reader
+from topics_server.client.calls import Call, QueueAddress, reader, traced
 from topics_server.client.values import plain
 
 
@@ -43,7 +43,8 @@ class AppendResult(msgspec.Struct, frozen=True):
 class StoredRecord(msgspec.Struct, frozen=True):
     """A record of a topic; `raw` and `raw_meta` are its data and meta as stored.
 
-    `encoding` "base64": the data has bytes of a stream, of this `content_type`.
+    `encoding` "base64": the data has bytes of a stream, of this `content_type`. `trace`: the
+    `traceparent` of its append.
     """
 
     seq: int = msgspec.field(name="$seq")
@@ -54,6 +55,7 @@ class StoredRecord(msgspec.Struct, frozen=True):
     raw_meta: msgspec.Raw = msgspec.field(name="meta", default=msgspec.Raw(b"{}"))
     encoding: str | None = msgspec.field(name="$encoding", default=None)
     content_type: str | None = msgspec.field(name="$content_type", default=None)
+    trace: str | None = msgspec.field(name="$trace", default=None)
 
     @property
     def data(self) -> Any:
@@ -123,6 +125,7 @@ def append(
     key: str,
     per_record: bool,
     create: bool | None,
+    traceparent: str | None = None,
 ) -> Call[AppendResult]:
     """Append records, all or none, under a condition if there is one.
 
@@ -144,7 +147,7 @@ def append(
     if per_record:
         body["idempotency"] = "per_record"
     asked = "" if per_record else "?return_seqs=false"
-    return _call("POST", where.path(asked), body, _read_stored)
+    return traced(_call("POST", where.path(asked), body, _read_stored), traceparent)
 
 
 def read(where: QueueAddress, fields: Mapping[str, Any], wait_ms: int) -> Call[RecordsPage]:
