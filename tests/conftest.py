@@ -34,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--archive-crash-seeds", type=int, default=16, help=about)
     about = "pairs of servers with one archive (4)"
     parser.addoption("--archive-rounds", type=int, default=4, help=about)
+    about = "random loads whose segments are damaged and mended from the archive (12)"
+    parser.addoption("--mend-seeds", type=int, default=12, help=about)
     parser.addoption("--read-seeds", type=int, default=20, help="random logs that are read (20)")
 
 

@@ -53,6 +53,7 @@ from topics_server.runtime.metrics import (
     ArchiveMetrics,
     BackupMetrics,
     DiskFacts,
+    MendingMetrics,
     RecoveryFacts,
     RouteFacts,
     ScrubMetrics,
@@ -489,6 +490,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     backups: BackupsPort | None = None
     archiver: ArchivingPort | None = None
     scrub: Callable[[], ScrubMetrics] | None = None
+    mending: Callable[[], MendingMetrics] | None = None
     phase: Phase = "replaying"
     started_ms: float = msgspec.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple

@@ -270,10 +270,15 @@ def _index_chunks(store: ObjectStore, name: str, entry: SegmentEntry) -> Iterato
     if _DAMAGED in name:
         yield from object_chunks(store, name)
         return
+    yield index_content(store, name, entry)
+
+
+def index_content(store: ObjectStore, name: str, entry: SegmentEntry) -> bytes:
+    """The columns of a segment, checked. Raises `Corrupt`."""
     content = b"".join(store.read(name))
     if not _is_index_of(content, entry):
         raise Corrupt("fails its check", store.path_of(name))
-    yield content
+    return content
 
 
 def _checksum_in(name: str) -> str:

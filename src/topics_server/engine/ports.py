@@ -171,7 +171,10 @@ class SegmentsPort(Protocol):
         ...
 
     def check_index(self, topic_id: int, segment_id: int) -> None:
-        """*Blocking.* Read a segment's index from the disk. Raises `StorageError` for damage."""
+        """*Blocking.* Read a segment's index and flags from the disk.
+
+        Raises `StorageError` for damage.
+        """
         ...
 
     def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:

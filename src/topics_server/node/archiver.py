@@ -46,8 +46,8 @@ _POLL_S: Final = 0.1
 _INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
-# One thread for parts, one for a base.
-_THREADS: Final = 2
+# One thread for parts, one for a base, one for copies of damaged segments.
+_THREADS: Final = 3
 # Journaled bytes after which a base is made before its time: a restore replays what is behind it.
 _BASE_BYTES: Final = 1024 * MIB
 # Parts that a stop still writes.
@@ -132,6 +132,21 @@ class Archiver:
             errors=self._errors,
             stopped=int(self._is_stopped),
         )
+
+    async def read(self, call: Callable[[ArchiveStore, Callable[[], None]], T]) -> T:
+        """Read from the archive on a thread of its own.
+
+        `call` gets the store and what it asks between chunks, which raises once it must end. Raises
+        `StorageError` while the archive is not open.
+        """
+        while self._shipper is None and not (self._is_stopped or self._last_error):
+            if self._is_closing:
+                break
+            await self._pause(_POLL_S)
+        shipper = self._shipper
+        if shipper is None or self._is_closing:
+            raise StorageError(self._last_error or "the archive is not open")
+        return await self._run_off(partial(call, shipper.store, self._check))
 
     async def close(self) -> None:
         """End what is under way; then archive what is left, if the archive takes it."""

@@ -16,18 +16,22 @@ import msgspec
 from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.mender import Mender
 from topics_server.engine.background.recovery import Recovery, Stop
 from topics_server.engine.background.scrub import Scrubber, ScrubRules
 from topics_server.engine.background.sealer import Sealer, SealingRules
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.router_pages import RouterPages
 from topics_server.engine.commit.transfers import Transfers
+from topics_server.engine.ports import SealedIndex
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.store import Store
 from topics_server.engine.stream_writes import StreamWrites
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.quotas import quotas_of
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
 from topics_server.node.ground import Ground
 from topics_server.node.node import Node
 from topics_server.queue.service import QueueService
@@ -54,6 +58,7 @@ from topics_server.wal.restored import read_restored, remove_restored
 if TYPE_CHECKING:
     from topics_server.node.archiver import Archiver
     from topics_server.node.backups import Backups
+    from topics_server.wal.segments.mending import PreparedMend
 
 
 class Boot:
@@ -323,7 +328,9 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         store, ground.lease_table, commits, notifier, clock, on_moved=lambda: moved(LEASES_ID)
     )
     store.topics.queue_counts = queues.counts
+    _readmit_jobs(registry, queues)
     pump = Pump(ground.router_table, store, commits, notifier, writers.pages, clock, moved)
+    archiver = _archiver(writers, store)
     return Node(
         ground=ground,
         journal=writers.journal,
@@ -381,8 +388,18 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         sync_latency=writers.sync_latency,
         report=report,
         backups=_backups(writers, store),
-        archiver=_archiver(writers, store),
+        archiver=archiver,
+        mender=_mender(writers, archiver, fetcher, queues, pump),
     )
+
+
+def _readmit_jobs(registry: Registry, queues: QueueService) -> None:
+    """Jobs whose damaged file was put back: the queue's cursor may have passed them."""
+    for topic in registry:
+        if topic.files.healed:
+            for run in topic.log.sealed():
+                if run.segment_id in topic.files.healed:
+                    queues.readmit(topic.topic_id, run.first_seq, run.last_seq)
 
 
 def _archiver(writers: Writers, store: Store) -> Archiver | None:
@@ -400,6 +417,39 @@ def _archiver(writers: Writers, store: Store) -> Archiver | None:
         ground.settings.archive_url,
         lambda: store.is_disk_low,
     )
+
+
+def _mender(
+    writers: Writers,
+    archiver: Archiver | None,
+    fetcher: Fetcher,
+    queues: QueueService,
+    pump: Pump,
+) -> Mender[PreparedMend] | None:
+    """What mends damaged segments, where an archive has copies of them."""
+    if archiver is None:
+        return None
+    from topics_server.node.mending import ArchiveMending
+
+    ground = writers.ground
+
+    def on_mended(topic: Topic, index: SealedIndex) -> None:
+        topic_id = topic.topic_id
+        fetcher.forget(topic_id, index.segment_id)
+        pump.forget_blocks(topic_id)
+        queues.readmit(topic_id, index.first_seq, index.last_seq)
+        writers.checkpointer.moved(topic_id)
+        ground.notifier.notify(topic_id)
+
+    mender = Mender(
+        ground.registry,
+        writers.sealer,
+        ArchiveMending(ground, archiver),
+        ground.clock,
+        on_mended,
+    )
+    fetcher.on_damaged.append(mender.note)
+    return mender
 
 
 def _backups(writers: Writers, store: Store) -> Backups | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.mender import Mender
 from topics_server.engine.background.scrub import Scrubber
 from topics_server.engine.background.sealer import Sealer
 from topics_server.engine.commit.notifier import Notifier
@@ -41,6 +42,7 @@ from topics_server.wal.segments.store import SealedSegments
 if TYPE_CHECKING:
     from topics_server.node.archiver import Archiver
     from topics_server.node.backups import Backups
+    from topics_server.wal.segments.mending import PreparedMend
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +69,7 @@ class Node:
     report: str
     backups: Backups | None = None
     archiver: Archiver | None = None
+    mender: Mender[PreparedMend] | None = None
     _tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
 
     @property
@@ -121,6 +124,7 @@ class Node:
         state.backups = self.backups
         state.archiver = self.archiver
         state.scrub = self.scrubber.metrics
+        state.mending = None if self.mender is None else self.mender.metrics
         if state.phase == "replaying":
             state.enter("ready")
 
@@ -144,6 +148,8 @@ class Node:
             self._spawn(self.backups.find_newest())
         if self.archiver is not None:
             self.archiver.start()
+        if self.mender is not None:
+            self._spawn(self.mender.run())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -172,7 +178,11 @@ class Node:
     def _reasons(self) -> list[str]:
         """What fails in the background, in words that name no topic and no file."""
         sealing = next(iter(self.sealer.failures.values()), None)
-        return reasons_of(self.checkpointer.failure, sealing)
+        failed = 0 if self.mender is None else self.mender.failed
+        return [
+            *reasons_of(self.checkpointer.failure, sealing),
+            *([f"{failed} damaged segments are not mended: see the log"] if failed else []),
+        ]
 
     # --- stop -----------------------------------------------------------------------------
 

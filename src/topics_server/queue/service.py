@@ -72,6 +72,7 @@ class QueueService:
     ) -> None:
         self._store = store
         self._lease_table = lease_table
+        self._on_moved = on_moved
         # Every question to a book uses this clock: the book learns of a step before it is asked.
         self._clock = clock = step_clock = StepClock(clock)
         # Leases may survive a kill: a connection of another start never has the same number.
@@ -93,6 +94,14 @@ class QueueService:
     def _stepped(self, by_ms: int) -> None:
         self._lease_table.shift(by_ms)
         self.dispatcher.shift(by_ms)
+
+    def readmit(self, topic_id: int, first_seq: int, last_seq: int) -> None:
+        """Jobs of these seqs that were damaged can be claimed again."""
+        book = self._lease_table.find(topic_id)
+        if book is not None:
+            book.unclaimed.readmit(first_seq, last_seq)
+            self._on_moved()
+            self.dispatcher.stir(topic_id)
 
     # -- claim -----------------------------------------------------------------------------
 

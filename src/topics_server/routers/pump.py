@@ -166,6 +166,12 @@ class Pump:
         if route.in_flight is None:
             self._forget_cursor(router)
 
+    def forget_blocks(self, source_id: int) -> None:
+        """A segment of this source was mended: blocks that were read before have blank rows."""
+        for route in self._routes.values():
+            if route.blocks is not None and route.blocks[0] == source_id:
+                self._fetches.take(route, None)
+
     def _forget_cursor(self, router: Router) -> None:
         dest = self._store.topic_of(router.dest_id)
         if dest is not None:

@@ -1,4 +1,4 @@
-"""The rows of the metrics of backups, of the archive, and of the scrub.
+"""The rows of the metrics of backups, of the archive, of the scrub, and of mends.
 
 Called by `metric_table`.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics_server.runtime.metric_rows import MetricRow
+from topics_server.runtime.metric_rows import MetricRow, MetricSection
 
-BACKUP_ROWS: Final = (
+_BACKUP_ROWS: Final = (
     MetricRow(
         "gauge",
         "topics_backup_running",
@@ -36,7 +36,7 @@ BACKUP_ROWS: Final = (
     ),
 )
 
-ARCHIVE_ROWS: Final = (
+_ARCHIVE_ROWS: Final = (
     MetricRow(
         "gauge",
         "topics_archive_lag_seconds",
@@ -98,7 +98,7 @@ ARCHIVE_ROWS: Final = (
         lambda archive: archive.stopped,
     ),
 )
-SCRUB_ROWS: Final = (
+_SCRUB_ROWS: Final = (
     MetricRow(
         "counter",
         "topics_scrub_bytes",
@@ -129,4 +129,36 @@ SCRUB_ROWS: Final = (
         "Segments that the scrub could not read, or whose index is damaged.",
         lambda scrub: scrub.failures,
     ),
+)
+_MENDING_ROWS: Final = (
+    MetricRow(
+        "counter",
+        "topics_mended_segments",
+        "Damaged segments that were mended from the archive since the server started.",
+        lambda mending: mending.segments,
+    ),
+    MetricRow(
+        "counter",
+        "topics_mended_records",
+        "Damaged records that came back with them.",
+        lambda mending: mending.records,
+    ),
+    MetricRow(
+        "counter",
+        "topics_mend_failures",
+        "Mends that failed; each is tried again.",
+        lambda mending: mending.failures,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_mend_waiting_segments",
+        "Damaged segments that are not mended yet.",
+        lambda mending: mending.waiting,
+    ),
+)
+KEEPING: Final = (
+    MetricSection(lambda facts: facts.backups, _BACKUP_ROWS),
+    MetricSection(lambda facts: facts.archive, _ARCHIVE_ROWS),
+    MetricSection(lambda facts: facts.scrub, _SCRUB_ROWS),
+    MetricSection(lambda facts: facts.mending, _MENDING_ROWS),
 )

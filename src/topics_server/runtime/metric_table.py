@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from topics_server.runtime.backup_metrics import ARCHIVE_ROWS, BACKUP_ROWS, SCRUB_ROWS
+from topics_server.runtime.backup_metrics import KEEPING
 from topics_server.runtime.metric_rows import Buckets, MetricRow, MetricSection
 from topics_server.runtime.metrics import (
     LATENCY_BOUNDS_US,
@@ -485,9 +485,7 @@ METRICS: Final = (
     MetricSection(lambda facts: facts.disk, _DISK),
     MetricSection(lambda facts: facts.recovery, _RECOVERY),
     MetricSection(lambda facts: facts.pressure, _PRESSURE),
-    MetricSection(lambda facts: facts.backups, BACKUP_ROWS),
-    MetricSection(lambda facts: facts.archive, ARCHIVE_ROWS),
-    MetricSection(lambda facts: facts.scrub, SCRUB_ROWS),
+    *KEEPING,
 )
 
 # --- rows of single topics, routers and views -------------------------------------------------

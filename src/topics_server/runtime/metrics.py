@@ -296,6 +296,15 @@ class ScrubMetrics(msgspec.Struct, frozen=True):
     failures: int
 
 
+class MendingMetrics(msgspec.Struct, frozen=True):
+    """Damaged segments that were mended from the archive since the start, and those that wait."""
+
+    segments: int
+    records: int
+    failures: int
+    waiting: int
+
+
 class Facts(msgspec.Struct, frozen=True):
     """Everything one scrape shows."""
 
@@ -320,3 +329,4 @@ class Facts(msgspec.Struct, frozen=True):
     backups: BackupMetrics | None = None
     archive: ArchiveMetrics | None = None
     scrub: ScrubMetrics | None = None
+    mending: MendingMetrics | None = None

@@ -34,6 +34,18 @@ class FlagsDigest(NamedTuple):
     checksum: int
 
 
+class KnownFlags(msgspec.Struct, frozen=True):
+    """What a running server knows of the flags of a segment that is mended.
+
+    `digest`: of the flags that were synced last. `deleted`: one byte a row, 1 for a row that was
+    deleted and whose flag was synced. Of rows below `first_row`, `deleted` does not tell.
+    """
+
+    digest: FlagsDigest
+    deleted: bytes
+    first_row: int
+
+
 class Anchor(msgspec.Struct, frozen=True):
     """The expectations of a snapshot about a topic's files.
 

@@ -73,6 +73,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         backups=None if state.backups is None else state.backups.metrics(),
         archive=None if state.archiver is None else state.archiver.metrics(),
         scrub=_asked(state.scrub),
+        mending=_asked(state.mending),
     )
 
 

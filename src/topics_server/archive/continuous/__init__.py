@@ -14,6 +14,7 @@ objects.
 - `position`: the file in the data directory that says how far the archive is.
 - `prune`: removes bases and parts that no rule keeps.
 - `restoring`: makes a data directory as of a moment.
+- `segment_copies`: the archive's segments, as copies for a server that has damaged ones.
 - `shipper`: writes parts, one after the other.
 - `verifying`: reads a whole archive and names what is damaged.
 """

@@ -5,6 +5,7 @@
 - `checkpointer`: checkpoints: captures topics in slices, publishes, trims the journal.
 - `epochs`: keeps the epochs of dropped names in the snapshot.
 - `large_appends`: decodes large appends one at a time in the helper process.
+- `mender`: mends damaged segments from whole copies, without a restart.
 - `recovery`: the boot sequence: restore, replay, judge, make durable.
 - `scrub`: reads every sealed record from time to time, to find damage.
 - `seal_plan`: plans which runs to seal, move to the cold folder or drop.

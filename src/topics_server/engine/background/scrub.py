@@ -3,9 +3,9 @@
 A pass goes over all topics and segments; it takes about `pass_ms`, at the pace that the size of the
 store asks for, and never more than `max_bytes_per_s`. A range of rows is read off the loop as for a
 reader, and damage counts as if a reader had found it: the range is a hole, readers get a tombstone,
-state and metrics show it. The index of a segment is compared with its checksum, too. The scrub
-waits while the sealer has work. It keeps no state on the disk: after a start a pass begins at a
-topic that the time of the start chooses, so that a server that restarts often reaches all of them.
+state and metrics show it. Index and delete flags of a segment are checked, too. The scrub waits
+while the sealer has work. It keeps no state on the disk: after a start a pass begins at a topic
+that the time of the start chooses, so that a server that restarts often reaches all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class SealedReads(Protocol):
         ...
 
     async def check_index(self, topic: Topic, segment_id: int) -> bool:
-        """Compare the index on disk with its checksum; returns whether it is damaged."""
+        """Check index and delete flags on disk; returns whether they are damaged."""
+        ...
+
+    def note_broken(self, topic_id: int, segment_id: int) -> None:
+        """A file of a segment could not be read."""
         ...
 
     def disk_bytes(self, topic_id: int) -> int:
@@ -162,6 +166,7 @@ class Scrubber:
         except StorageError as error:
             # A file that is missing or cannot be read: a reader gets the same error.
             self._failures += 1
+            self._reads.note_broken(topic.topic_id, run.segment_id)
             log.error("scrub: segment %d of topic %s: %s", run.segment_id, topic.name, error)
 
     async def _wait(self, size: int) -> None:

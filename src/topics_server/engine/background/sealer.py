@@ -111,6 +111,11 @@ class Sealer:
         """Whether a topic has work now."""
         return bool(self._due or self._dropped) or self._one_job.locked()
 
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held by the one job on sealed files that runs; a mend takes it, too."""
+        return self._one_job
+
     # --- who has work -------------------------------------------------------------------
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
@@ -174,6 +179,15 @@ class Sealer:
                 topic.files.healed = frozenset()
                 self._enqueue(topic_id)
         self._healed.clear()
+
+    def note_mended(self, topic: Topic) -> None:
+        """A segment of the topic was mended: kept snapshots still have its damage hole.
+
+        So does one that is being written now.
+        """
+        self._snapshots_taken = -1
+        self._healed.add(topic.topic_id)
+        self._enqueue(topic.topic_id)
 
     def _note_expiring(self, topic: Topic) -> None:
         """Its floor moves by itself: with a TTL, or as the consumers go on that caps wait for."""

@@ -1,7 +1,8 @@
 """A cache of recently read segment blocks, bounded in bytes. Pure.
 
 A block is evicted least recently used first; a reader that holds one keeps it alive. Keys are
-`(topic id, segment id, group)`, so nothing in here can outlive its meaning: ids are never reused.
+`(topic id, segment id, group)`, and ids are never reused; the blocks of a mended segment are
+forgotten. So nothing in here can outlive its meaning.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class BlockCache:
             _, oldest = self._blocks.popitem(last=False)
             self.held_bytes -= _cost(oldest)
         assert self.held_bytes >= 0
+
+    def forget(self, topic_id: int, segment_id: int) -> None:
+        """Forget the blocks of a segment: its damaged rows are blank in them."""
+        for key in [key for key in self._blocks if key[:2] == (topic_id, segment_id)]:
+            self.held_bytes -= _cost(self._blocks.pop(key))
 
 
 def _cost(block: Block) -> int:

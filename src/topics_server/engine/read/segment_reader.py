@@ -43,6 +43,10 @@ class Fetcher:
         self._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
         # Called when damage was found in a topic: its next capture must include it.
         self.on_moved: list[Callable[[int], None]] = []
+        # Called with topic and segment when damage was found, or a file could not be read.
+        self.on_damaged: list[Callable[[int, int], None]] = []
+        # How many segments were mended: blocks that were read before may have blank rows.
+        self._mended = 0
 
     def resident(
         self, topic: Topic, plan: PagePlan, held: Mapping[Fetch, Block] | None = None
@@ -87,7 +91,7 @@ class Fetcher:
         wanted = plan.fetches()
         if not wanted:
             return complete(plan, {})
-        topic_id = topic.topic_id
+        topic_id, mended = topic.topic_id, self._mended
         fetched: dict[Fetch, Block] = {}
         missing: list[Fetch] = []
         for fetch in wanted:
@@ -110,7 +114,12 @@ class Fetcher:
             if block is None:
                 return None
             fetched[fetch] = block
-        return complete(plan, fetched)
+        return None if mended != self._mended else complete(plan, fetched)
+
+    def forget(self, topic_id: int, segment_id: int) -> None:
+        """The segment was mended: no block that was read before is used any more."""
+        self._mended += 1
+        self._cache.forget(topic_id, segment_id)
 
     def _read_all(self, topic_id: int, wanted: Sequence[Fetch]) -> dict[Fetch, Block]:
         """*Blocking.* The blocks of a page, up to the first that is not read without more ado."""
@@ -128,7 +137,7 @@ class Fetcher:
             self._cache.put((topic_id, fetch.segment_id, fetch.first_row), block)
 
     async def _read(self, topic: Topic, fetch: Fetch, plan: PagePlan) -> Block | None:
-        topic_id = topic.topic_id
+        topic_id, mended = topic.topic_id, self._mended
         at = topic_id, fetch.segment_id, fetch.first_row
         unwanted: list[tuple[int, int]] = []
         while True:
@@ -145,9 +154,12 @@ class Fetcher:
                 unwanted += damage.ranges
             except StorageError:
                 if self._has(topic, fetch.segment_id):
+                    self.note_broken(topic_id, fetch.segment_id)
                     raise
                 return None
             else:
+                if mended != self._mended:
+                    return None
                 self._keep(topic_id, fetch, block)
                 return block
 
@@ -169,24 +181,32 @@ class Fetcher:
                 await self._offload.run(partial(self._segments.read, *at, end_row, tuple(unwanted)))
             except Damaged as damage:
                 self._note_damage(topic, segment_id, damage)
+                # Also damage of deleted records, which no reader meets.
+                self.note_broken(topic.topic_id, segment_id)
                 unwanted += damage.ranges
             except StorageError:
                 if self._has(topic, segment_id):
                     raise
             else:
                 break
-        return topic.log.damaged_records - lost
+        return max(0, topic.log.damaged_records - lost)
 
     async def check_index(self, topic: Topic, segment_id: int) -> bool:
-        """Compare a segment's index on disk with its checksum; returns whether it is damaged."""
+        """Check a segment's index and delete flags on disk; returns whether they are damaged."""
         try:
             await self._offload.run(partial(self._segments.check_index, topic.topic_id, segment_id))
         except StorageError as error:
             if not self._has(topic, segment_id):
                 return False
-            log.error("topic %s: the index of segment %d: %s", topic.name, segment_id, error)
+            log.error("topic %s: index or flags of segment %d: %s", topic.name, segment_id, error)
+            self.note_broken(topic.topic_id, segment_id)
             return True
         return False
+
+    def note_broken(self, topic_id: int, segment_id: int) -> None:
+        """Damage was found in a segment, or a file of it could not be read."""
+        for callback in self.on_damaged:
+            callback(topic_id, segment_id)
 
     def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:
         """Whether the damage changes the page."""
@@ -206,6 +226,7 @@ class Fetcher:
         )
         for callback in self.on_moved:
             callback(topic.topic_id)
+        self.note_broken(topic.topic_id, segment_id)
         return True
 
     async def find_tags(
@@ -227,6 +248,7 @@ class Fetcher:
         topic = self._registry.get(topic_id)
         for segment_id, error in failed.items():
             if topic is not None and segment_id in topic.log.segment_ids():
+                self.note_broken(topic_id, segment_id)
                 raise error
         return found
 
@@ -254,6 +276,7 @@ class Fetcher:
         found, ahead = await self._offload.run(search_all)
         for segment_id, error in failed.items():
             if self._has(topic, segment_id):
+                self.note_broken(topic_id, segment_id)
                 raise error
         if self._registry.get(topic_id) is not topic:
             return False

@@ -187,7 +187,7 @@ class Registry:
             self.records_live += log.live_count - records
             self.bytes_live += log.live_bytes - weight
             self._counted[topic.topic_id] = (log.live_count, log.live_bytes)
-        if log.damaged_records:
+        if log.damaged_records or topic.topic_id in self._damaged:
             self.damaged_records += log.damaged_records - self._damaged.get(topic.topic_id, 0)
             self._damaged[topic.topic_id] = log.damaged_records
         assert self.records_live >= 0

@@ -6,9 +6,10 @@ last synced flags; the next start compares both with the files (`file_inventory`
 `untrusted` segment differ from the synced ones: they are neither changed nor accepted, and flips of
 its rows stay pending, until the right file is back. A `fragile` segment was found damaged once: an
 older copy of its file may be put back, so snapshots keep all its deleted rows. A `healed` segment
-is covered by a damage hole of the snapshot that this start used: it stays until no kept snapshot
-has that hole, because a start from such a snapshot needs the segment to remove the hole. Pure;
-owned by `Topic`, changed on the loop by the topic, by recovery and by the sealer.
+is covered by a damage hole of the snapshot that this start used, or was mended in this run: it
+stays until no kept snapshot has that hole, because a start from such a snapshot needs the segment
+to remove the hole. Pure; owned by `Topic`, changed on the loop by the topic, by recovery, by the
+sealer and by mends.
 """
 
 from __future__ import annotations
@@ -86,6 +87,14 @@ class SealedFiles:
             left = pending[done[at] != pending] if len(done) else pending
             if len(left):
                 self.pending[segment_id] = array("I", left.astype(np.uint32).tobytes())
+
+    def mended(self, segment_id: int) -> None:
+        """The segment's files are whole, with the flags that were synced last.
+
+        A kept snapshot may have its damage hole, and a start from it needs the segment.
+        """
+        self.untrusted -= {segment_id}
+        self.healed |= {segment_id}
 
     def drop(self, segment_ids: Collection[int]) -> None:
         """Forget segments that the topic no longer has."""

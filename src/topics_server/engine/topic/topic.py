@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import UNSET
 
 from topics_server.engine.log.log import Log
+from topics_server.engine.log.mended import readmit
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.applied import Flips, RouterCursor
@@ -270,3 +271,9 @@ class Topic:
         if segment_id not in self.files.untrusted:
             self.files.fragile |= {segment_id}
         return self.log.note_damage(segment_id, first_row, last_row)
+
+    def note_mended(self, index: SealedIndex, flags: bytes) -> int:
+        """A segment's files are whole again; returns the number of records that came back."""
+        self.revision += 1
+        self.files.mended(index.segment_id)
+        return readmit(self.log, index, flags)

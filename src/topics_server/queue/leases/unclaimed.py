@@ -112,6 +112,11 @@ class UnclaimedJobs:
             for found in new:
                 heappush(self._ranges, found)
 
+    def readmit(self, first_seq: int, last_seq: int) -> None:
+        """Search these seqs again where the cursor has passed them."""
+        if first_seq < self.next_seq:
+            self.offer([(first_seq, min(last_seq, self.next_seq - 1))])
+
     def take(self, seq: int) -> None:
         """The job is handed out: it is no longer unclaimed."""
         self.forget(seq)

@@ -5,6 +5,7 @@
 - `flags`: delete flags of a segment: digest and repair of a damaged byte.
 - `index`: the mapped index columns of one sealed segment.
 - `maps`: maps segment indexes into memory and bounds how many are mapped.
+- `mending`: replaces the damaged files of a segment with whole ones.
 - `packing`: packs blocks into segment bytes and unpacks rows.
 - `packing_process`: the helper process that packs segments.
 - `quarantine`: keeps damaged segment files aside after their replacement.

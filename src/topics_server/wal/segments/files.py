@@ -6,17 +6,26 @@ nothing but the flags it is told to write.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
 
 from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.file_inventory import FlagsDigest
 from topics_server.values.limits import MIB
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import write_temp
 from topics_server.wal.format.manifest import HOT, SegmentEntry
-from topics_server.wal.format.segment import SegmentColumns, decode_index
+from topics_server.wal.format.segment import (
+    DEAD,
+    SegmentColumns,
+    damaged_flags,
+    decode_index,
+)
 from topics_server.wal.fs import File, Fs
+from topics_server.wal.segments.flags import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,45 @@ def write_flags(fs: Fs, path: str, entry: SegmentEntry, flags: bytes) -> None:
         file.sync()
     finally:
         file.close()
+
+
+def flip_file(
+    fs: Fs,
+    path: str,
+    entry: SegmentEntry,
+    hit: Sequence[int],
+    known: FlagsDigest | None,
+) -> FlagsDigest | None:
+    """Set the delete flags of rows, and sync them; the digest of all flags after that.
+
+    `known`: the digest of those that were synced last. `None`, and nothing is set, for a file of
+    another size or with other flags: damaged as a whole, or its flags are, and flags that are taken
+    for right would bring a deleted record back. `None` as well if flags of other rows are neither
+    live nor dead: a later start must not compare the right file with those.
+    """
+    # Not `np.unique`, which imports a module when it first runs.
+    rows = np.sort(np.asarray(hit, "<i8"))
+    rows = rows[np.diff(rows, prepend=-1) > 0]
+    assert 0 <= int(rows[0]) <= int(rows[-1]) < entry.record_count
+    firsts = rows[np.diff(rows, prepend=-2) > 1]
+    lasts = rows[np.diff(rows, append=entry.record_count + 1) > 1]
+    base = entry.data_bytes - entry.record_count
+    file = fs.open(path, write=True)
+    try:
+        before = flags_of(file, entry)
+        if before is None:
+            return None
+        if known is not None and digest_of(before) != known:
+            return None
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            file.pwrite(bytes([DEAD]) * (last - first + 1), base + first)
+        file.sync()
+    finally:
+        file.close()
+    flags = np.frombuffer(before, "u1").copy()
+    flags[rows] = DEAD
+    now = flags.tobytes()
+    return None if len(damaged_flags(now)) else digest_of(now)
 
 
 def load_index(

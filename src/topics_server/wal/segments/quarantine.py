@@ -7,13 +7,17 @@ so that a repair loses no byte. A copy is removed with its segment or its topic.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from topics_server.values.errors import StorageError
+from topics_server.values.limits import MIB
 from topics_server.wal import layout
-from topics_server.wal.atomic_write import rename_temp
+from topics_server.wal.atomic_write import rename_temp, write_temp
 from topics_server.wal.folders import make_durable_dirs
-from topics_server.wal.fs import Fs
-from topics_server.wal.segments.files import copy_to_temp
+from topics_server.wal.fs import File, Fs
+
+_PAGE_BYTES: Final = 4096
 
 
 class Quarantine:
@@ -36,7 +40,10 @@ class Quarantine:
         return {path: self._fs.file_size(path) for path in paths}
 
     def keep(self, topic_id: int, path: str) -> str:
-        """Copy a damaged file into quarantine, durably; returns the path of the copy."""
+        """Copy a damaged file into quarantine, durably; returns the path of the copy.
+
+        What the disk does not read is zeros in the copy.
+        """
         folder = self._folder(topic_id)
         make_durable_dirs(self._fs, folder, self._dir_mode)
         name = path.rpartition("/")[2]
@@ -45,7 +52,11 @@ class Quarantine:
         while layout.quarantined_file(name, number) in taken:
             number += 1
         copy = layout.join(folder, layout.quarantined_file(name, number))
-        copy_to_temp(self._fs, path, copy)
+        file = self._fs.open(path)
+        try:
+            write_temp(self._fs, copy, _readable(file))
+        finally:
+            file.close()
         rename_temp(self._fs, copy)
         self._fs.sync_dir(folder)
         return copy
@@ -66,3 +77,22 @@ class Quarantine:
 
     def _folder(self, topic_id: int) -> str:
         return layout.join(self._root, layout.topic_dir(topic_id))
+
+
+def _readable(file: File) -> Iterator[bytes]:
+    """All bytes of a file; zeros for pages that cannot be read."""
+    size = file.size()
+    for at in range(0, size, MIB):
+        length = min(MIB, size - at)
+        try:
+            yield file.pread(length, at)
+        except StorageError:
+            for page in range(at, at + length, _PAGE_BYTES):
+                yield _page(file, min(_PAGE_BYTES, at + length - page), page)
+
+
+def _page(file: File, length: int, at: int) -> bytes:
+    try:
+        return file.pread(length, at)
+    except StorageError:
+        return bytes(length)

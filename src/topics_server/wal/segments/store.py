@@ -19,25 +19,30 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
 from topics_server.values.errors import Corrupt, Damaged, DiskFull, StorageError
-from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic
+from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, KnownFlags
 from topics_server.values.model import TagMatch, TopicConfig
 from topics_server.values.storage_types import SegmentPlan, TopicFacts
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
 from topics_server.wal.folders import make_durable_dirs
-from topics_server.wal.format.manifest import COLD, HOT, SegmentEntry
-from topics_server.wal.format.segment import DEAD, damaged_flags
+from topics_server.wal.format.manifest import COLD, HOT
 from topics_server.wal.fs import Fs
 from topics_server.wal.segments.file_handles import FileHandles
-from topics_server.wal.segments.files import Tiers, copy_to_temp, entry_of, flags_of, load_index
+from topics_server.wal.segments.files import Tiers, copy_to_temp, entry_of, flip_file
 from topics_server.wal.segments.flags import digest_of
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
+from topics_server.wal.segments.mending import (
+    PreparedMend,
+    SegmentCopies,
+    check_files,
+    discard,
+    prepare,
+    put,
+)
 from topics_server.wal.segments.packing import unpack_block, unpack_row
 from topics_server.wal.segments.packing_process import Packer
 from topics_server.wal.segments.quarantine import Quarantine
@@ -185,9 +190,10 @@ class SealedSegments:
         entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
         if entry is None or index is None or index.is_held:
             return
-        path, _ = self._tiers.paths(entry.tier, topic_id, segment_id)
         try:
-            load_index(self._fs, path, topic_id, entry, verify=True)
+            with topic.lock:
+                known = None if segment_id in topic.torn else topic.digests.get(segment_id)
+                check_files(self._fs, self._tiers, topic_id, entry, known)
         except StorageError:
             moved = topic.entries.get(segment_id)
             if moved is not None and moved.tier == entry.tier:
@@ -206,43 +212,20 @@ class SealedSegments:
                 if entry is None or not len(hit):
                     continue
                 digest = None
+                known = None if segment_id in topic.torn else topic.digests.get(segment_id)
+                topic.torn.add(segment_id)
                 tiers = (HOT, COLD) if segment_id in topic.doubled else (entry.tier,)
                 for tier in tiers:
                     path = self._tiers.data_path(tier, topic_id, segment_id)
-                    if tier == entry.tier or self._fs.exists(path):
-                        found = self._flip_file(path, entry, hit)
-                        digest = found if tier == entry.tier else digest
+                    if tier == entry.tier:
+                        digest = flip_file(self._fs, path, entry, hit, known)
+                    elif self._fs.exists(path):
+                        flip_file(self._fs, path, entry, hit, None)
+                if known is not None or digest is not None:
+                    topic.torn.discard(segment_id)
                 if digest is not None:
                     flipped[segment_id] = topic.digests[segment_id] = digest
         return flipped
-
-    def _flip_file(self, path: str, entry: SegmentEntry, hit: Sequence[int]) -> FlagsDigest | None:
-        """The digest of the flags after the flip.
-
-        `None` for a file of another size, and if flags of other rows are damaged: a later start
-        must not compare the right file with those.
-        """
-        # Not `np.unique`, which imports a module when it first runs.
-        rows = np.sort(np.asarray(hit, "<i8"))
-        rows = rows[np.diff(rows, prepend=-1) > 0]
-        assert 0 <= int(rows[0]) <= int(rows[-1]) < entry.record_count
-        firsts = rows[np.diff(rows, prepend=-2) > 1]
-        lasts = rows[np.diff(rows, append=entry.record_count + 1) > 1]
-        base = entry.data_bytes - entry.record_count
-        file = self._fs.open(path, write=True)
-        try:
-            before = flags_of(file, entry)
-            if before is None:
-                return None  # damaged as a whole: it is never read, and gets no flag
-            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                file.pwrite(bytes([DEAD]) * (last - first + 1), base + first)
-            file.sync()
-        finally:
-            file.close()
-        flags = np.frombuffer(before, "u1").copy()
-        flags[rows] = DEAD
-        now = flags.tobytes()
-        return None if len(damaged_flags(now)) else digest_of(now)
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
         """See `ports.Segments.drop`.
@@ -270,6 +253,7 @@ class SealedSegments:
             self._quarantine.drop_segment(topic.quarantined, segment_id)
             topic.doubled.discard(segment_id)
             topic.disputed.discard(segment_id)
+            topic.torn.discard(segment_id)
             topic.digests.pop(segment_id, None)
             gone.discard(segment_id)
 
@@ -337,6 +321,47 @@ class SealedSegments:
         self._file_handles.drop((topic_id, segment_id))
         if index is not None:
             index.unmap()
+
+    # -- mending ---------------------------------------------------------------------------
+
+    def prepare_mend(
+        self, topic_id: int, segment_id: int, copies: SegmentCopies, known: KnownFlags
+    ) -> PreparedMend:
+        """*Blocking.* Write whole copies of a segment's damaged files beside them."""
+        entry = self._topic(topic_id).entry(segment_id)
+        return prepare(self._fs, self._tiers, topic_id, entry, copies, known)
+
+    def finish_mend(self, mend: PreparedMend, known: KnownFlags) -> SealedColumns:
+        """*Blocking.* Put the copies in place of the damaged files, which go to quarantine.
+
+        Nobody flips, moves or drops segments of this topic meanwhile. Raises `StorageError`.
+        """
+        topic_id, segment_id = mend.topic_id, mend.entry.segment_id
+        topic = self._topic(topic_id)
+
+        def keep(path: str) -> None:
+            copy = self._quarantine.keep(topic_id, path)
+            topic.quarantined[copy] = self._fs.file_size(copy)
+
+        with topic.lock:
+            entry = topic.entries.get(segment_id)
+            if entry is None or entry != mend.entry:
+                discard(self._fs, mend)
+                raise StorageError("was dropped or moved meanwhile", mend.data_path)
+            put(self._fs, mend, known, keep)
+            damaged = topic.index(segment_id)
+            damaged.release()
+            self._forget(topic_id, segment_id, damaged)
+            index = self._maps.make(topic, entry)
+            topic.indexes = {**topic.indexes, segment_id: index}
+            topic.digests[segment_id] = known.digest
+            topic.disputed.discard(segment_id)
+            topic.torn.discard(segment_id)
+        return index
+
+    def discard_mend(self, mend: PreparedMend) -> None:
+        """*Blocking.* Give a prepared mend up."""
+        discard(self._fs, mend)
 
     # -- manifests and folders -------------------------------------------------------------
 

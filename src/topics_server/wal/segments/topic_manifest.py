@@ -68,6 +68,8 @@ class TopicManifest:
     doubled: set[int] = field(default_factory=set)
     # Segments found in both tiers at start, the listed copy damaged: neither replaces the other.
     disputed: set[int] = field(default_factory=set)
+    # Segments of which a flip failed: the flags on disk may be ahead of `digests`.
+    torn: set[int] = field(default_factory=set)
     # Segments to drop; a failure has kept their manifest entries or files.
     dropping: set[int] = field(default_factory=set)
     # Tiers whose folder of this topic is known to have a durable name.

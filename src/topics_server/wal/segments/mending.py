@@ -1,0 +1,216 @@
+"""Replaces the damaged files of a segment with whole ones.
+
+`prepare` writes whole copies beside the damaged files, checked against the manifest; nothing else
+changes, so a server that is killed leaves temporary files only, which the next start removes. `put`
+keeps each damaged file in quarantine, and gives the copy its name. The delete flags are exactly
+those that were synced last, or the segment stays as it is: no deleted record comes back. Called by
+`wal/segments/store.py`, which holds the topic's lock around `put`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from topics_server.values.errors import Corrupt, StorageError
+from topics_server.values.file_inventory import FlagsDigest, KnownFlags
+from topics_server.values.limits import MIB
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
+from topics_server.wal.format.manifest import SegmentEntry
+from topics_server.wal.format.segment import DEAD, decode_index
+from topics_server.wal.fs import Fs
+from topics_server.wal.segments.files import Tiers, is_whole, load_index, read_flags, write_flags
+from topics_server.wal.segments.flags import digest_of, mended
+from topics_server.wal.segments.salvage import rebuild_index
+
+
+class SegmentCopies(Protocol):
+    """Whole copies of segments in another place. All calls block."""
+
+    def data(self, topic_id: int, entry: SegmentEntry) -> Iterator[bytes]:
+        """Header and records of a segment, without flags. Raises `StorageError` if it has none.
+
+        The content is compared with the checksum of the entry at its end.
+        """
+        ...
+
+    def idx(self, topic_id: int, entry: SegmentEntry) -> bytes:
+        """The columns of a segment. Raises `StorageError` if they are missing or damaged."""
+        ...
+
+    def flags(self, topic_id: int, segment_id: int) -> Iterator[bytes]:
+        """Delete flags that the segment had once, newest first. Raises `StorageError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMend:
+    """The temporary files of a mend. `has_data`, `has_idx`: which of the two is replaced."""
+
+    topic_id: int
+    entry: SegmentEntry
+    idx_path: str
+    data_path: str
+    has_data: bool
+    has_idx: bool
+    # Flags that the segment had once.
+    older_flags: list[bytes] = field(default_factory=list)
+
+
+def check_files(
+    fs: Fs, tiers: Tiers, topic_id: int, entry: SegmentEntry, flags: FlagsDigest | None
+) -> None:
+    """*Blocking.* Check what no read of records checks: the columns, and the delete flags.
+
+    `flags`: the digest of those that were synced last. Raises `StorageError` for damage.
+    """
+    idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
+    load_index(fs, idx_path, topic_id, entry, verify=True)
+    found = read_flags(fs, data_path, entry)
+    if flags is not None and (found is None or digest_of(found) != flags):
+        raise Corrupt("its delete flags are not those that were synced last", data_path)
+
+
+def prepare(
+    fs: Fs,
+    tiers: Tiers,
+    topic_id: int,
+    entry: SegmentEntry,
+    copies: SegmentCopies,
+    known: KnownFlags,
+) -> PreparedMend:
+    """*Blocking.* Write what is damaged anew, beside. Raises `StorageError`."""
+    idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
+    has_data = not _is_sound(fs, data_path, entry)
+    mend = PreparedMend(topic_id, entry, idx_path, data_path, has_data, has_idx=False)
+    try:
+        if has_data:
+            size = write_temp(fs, data_path, _with_room(copies.data(topic_id, entry), entry))
+            if size != entry.data_bytes:
+                raise Corrupt("has another size than the manifest says", layout.temp(data_path))
+        if not _has_index(fs, idx_path, topic_id, entry):
+            write_temp(fs, idx_path, [_index(fs, mend, copies)])
+            mend = PreparedMend(topic_id, entry, idx_path, data_path, has_data, has_idx=True)
+        if _right_flags(fs, mend, known) is None:
+            mend.older_flags.extend(copies.flags(topic_id, entry.segment_id))
+    except BaseException:
+        discard(fs, mend)
+        raise
+    return mend
+
+
+def put(fs: Fs, mend: PreparedMend, known: KnownFlags, keep: Callable[[str], None]) -> None:
+    """*Blocking.* Give the copies their names. `keep`: called with each file that is replaced.
+
+    Raises `StorageError` if the flags that were synced last cannot be made again.
+    """
+    entry = mend.entry
+    try:
+        flags = _right_flags(fs, mend, known)
+        if flags is None:
+            raise Corrupt("its delete flags are lost, and no copy has them", mend.data_path)
+        has_data = mend.has_data
+        if not has_data and _flags_on_disk(fs, mend) != flags:
+            # Its records are whole.
+            write_temp(fs, mend.data_path, _chunks(fs, mend.data_path, entry))
+            has_data = True
+        if has_data:
+            write_flags(fs, layout.temp(mend.data_path), entry, flags)
+        for path, is_new in ((mend.idx_path, mend.has_idx), (mend.data_path, has_data)):
+            if is_new:
+                if fs.exists(path):
+                    keep(path)
+                rename_temp(fs, path)
+        fs.sync_dir(layout.parent(mend.data_path))
+    finally:
+        discard(fs, mend)
+
+
+def discard(fs: Fs, mend: PreparedMend) -> None:
+    """*Blocking.* Remove the temporary files that are left."""
+    for path in (mend.idx_path, mend.data_path):
+        remove_quietly(fs, layout.temp(path))
+
+
+# -- flags -----------------------------------------------------------------------------------------
+
+
+def _right_flags(fs: Fs, mend: PreparedMend, known: KnownFlags) -> bytes | None:
+    """The flags that were synced last, from wherever they can be had; their digest tells."""
+    local = _flags_on_disk(fs, mend)
+    older = ([] if local is None else [local]) + mend.older_flags
+    for flags in _candidates(older, known):
+        if len(flags) == mend.entry.record_count and digest_of(flags) == known.digest:
+            return flags
+    return None if local is None else mended(local, known.digest)
+
+
+def _candidates(older: list[bytes], known: KnownFlags) -> Iterator[bytes]:
+    yield from older
+    deleted = (np.frombuffer(known.deleted, "u1") * DEAD).astype("u1").tobytes()
+    first = known.first_row
+    for flags in [*older, bytes(len(deleted))]:
+        yield flags[:first] + deleted[first:]
+
+
+def _flags_on_disk(fs: Fs, mend: PreparedMend) -> bytes | None:
+    try:
+        return read_flags(fs, mend.data_path, mend.entry)
+    except StorageError:
+        return None
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _is_sound(fs: Fs, path: str, entry: SegmentEntry) -> bool:
+    """Whether the records of a `.data` can be read and are the listed ones."""
+    try:
+        return is_whole(fs, path, entry)
+    except StorageError:
+        return False
+
+
+def _has_index(fs: Fs, path: str, topic_id: int, entry: SegmentEntry) -> bool:
+    """Whether an `.idx` is whole, and was not rebuilt from damaged records."""
+    try:
+        columns = load_index(fs, path, topic_id, entry, verify=True)
+    except StorageError:
+        return False
+    return bool((columns.rows["xxh3"] != 0).all())
+
+
+def _index(fs: Fs, mend: PreparedMend, copies: SegmentCopies) -> bytes:
+    """The columns from the other place, or made again from the records, which are whole."""
+    try:
+        content = copies.idx(mend.topic_id, mend.entry)
+        if bool((decode_index(content, verify=False).rows["xxh3"] != 0).all()):
+            return content
+    except StorageError:
+        pass
+    path = layout.temp(mend.data_path) if mend.has_data else mend.data_path
+    return rebuild_index(b"".join(_chunks(fs, path, mend.entry)), mend.topic_id, mend.entry)
+
+
+def _with_room(chunks: Iterator[bytes], entry: SegmentEntry) -> Iterator[bytes]:
+    """The records, and room for the flags."""
+    yield from chunks
+    yield bytes(entry.record_count)
+
+
+def _chunks(fs: Fs, path: str, entry: SegmentEntry) -> Iterator[bytes]:
+    """All bytes of a `.data`, flags included."""
+    file = fs.open(path)
+    try:
+        at = 0
+        while chunk := file.pread(MIB, at):
+            at += len(chunk)
+            yield chunk
+        if at != entry.data_bytes:
+            raise Corrupt("has another size than the manifest says", path)
+    finally:
+        file.close()
