@@ -201,6 +201,12 @@ class Faulty:
     def lock_bases(self) -> Lock:
         return self._inner.lock_bases()
 
+    def lock_holder(self) -> str | None:
+        return self._inner.lock_holder()
+
+    def break_lock(self) -> None:
+        self._inner.break_lock()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -1,4 +1,4 @@
-"""`topics archive`: ls, verify and prune of a continuous archive.
+"""`topics archive`: ls, verify, drill, prune and unlock of a continuous archive.
 
 Works on the archive itself, beside a running server. Exit code 1: a problem, or refused.
 """
@@ -26,7 +26,7 @@ _URL = click.argument("url", metavar="URL")
 
 @click.group("archive", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """List, verify and prune a continuous archive (TOPICS_ARCHIVE_URL)."""
+    """List, verify, try and prune a continuous archive (TOPICS_ARCHIVE_URL)."""
 
 
 @command.command("ls")
@@ -135,6 +135,28 @@ def prune(url: str, keep: str, skipped: tuple[int, ...], yes: bool, as_json: boo
         note(f"bases kept: {', '.join(map(str, pruned.kept))}")
         note(f"bases removed: {', '.join(map(str, pruned.removed)) or 'none'}")
         note(f"{pruned.parts} parts; {pruned.segments} files of segments, {pruned.bytes} bytes")
+
+
+@command.command("unlock")
+@_URL
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def unlock(url: str, yes: bool) -> None:
+    """Remove the lock that a killed prune left in a bucket.
+
+    While it is there, the server makes no new base. Make sure that no prune runs: two at a time, or
+    one beside a base, could remove what the other needs. A folder needs no unlock.
+    """
+    try:
+        store = opened(url)
+        holder = store.lock_holder()
+        if holder is None:
+            note("the archive is not locked")
+            return
+        confirm(f"Remove the lock of {holder}?", yes=yes)
+        store.break_lock()
+    except StorageError as error:
+        raise Failure(str(error)) from None
+    note("the archive is not locked any more")
 
 
 def opened(url: str) -> ArchiveStore:

@@ -195,6 +195,9 @@ class _Reads:
     async def check_index(self, topic: Topic, segment_id: int) -> bool:
         return False
 
+    def note_broken(self, topic_id: int, segment_id: int) -> None:
+        raise AssertionError
+
     def disk_bytes(self, topic_id: int) -> int:
         return 1
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +29,9 @@ _RETRY: Final = {"max_retries": 1}
 # What may hold a signature, and the rest of its word.
 _QUERY: Final = re.compile(r"\?\S+")
 _REASON_MAX: Final = 300
+# Nobody but a person removes the lock of a prune that could not.
+_RELEASE_TRIES: Final = 5
+_RELEASE_PAUSE_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -137,21 +141,46 @@ class CloudStore:
     def lock_bases(self) -> Lock:
         """See `ArchiveStore`."""
         mark = msgspec.json.encode(_Holder(self._holder, now_ms()))
-        if not self.put_if_absent(_LOCK, [mark]):
+        try:
+            is_put = self.put_if_absent(_LOCK, [mark])
+        except StorageError:
+            # A put that failed may have succeeded: nobody else would ever remove it.
             found = self._read_lock()
-            if found is not None and found.holder != self._holder:
+            if found is None or found.holder != self._holder:
+                raise
+            is_put = True
+        if not is_put:
+            found = self._read_lock()
+            if found is None:
+                raise StartRefused("was held a moment ago: try again", self.path_of(_LOCK))
+            if found.holder != self._holder:
                 raise StartRefused(
-                    f"{found.holder} makes a base or a prune since {found.since_ts} ms. If it is "
-                    "dead, remove this object",
+                    f"{found.holder} makes a base or a prune since {_shown(found.since_ts)}. If "
+                    "it is dead: topics archive unlock",
                     self.path_of(_LOCK),
                 )
-        return _CloudLock(self)
+        return _CloudLock(self, self._holder)
+
+    def lock_holder(self) -> str | None:
+        """See `ArchiveStore`."""
+        found = self._read_lock()
+        return None if found is None else f"{found.holder}, since {_shown(found.since_ts)}"
+
+    def break_lock(self) -> None:
+        """See `ArchiveStore`."""
+        self.delete(_LOCK)
+
+    def release_lock(self, holder: str) -> None:
+        """Remove the lock, unless somebody broke it and another one took it."""
+        found = self._read_lock()
+        if found is not None and found.holder == holder:
+            self.delete(_LOCK)
 
     def _read_lock(self) -> _Holder | None:
         try:
             return msgspec.json.decode(b"".join(self.read(_LOCK)), type=_Holder)
         except NotThere:
-            raise StartRefused("was held a moment ago: try again", self.path_of(_LOCK)) from None
+            return None
         except msgspec.DecodeError:
             raise StartRefused("is no lock of an archive", self.path_of(_LOCK)) from None
 
@@ -170,18 +199,27 @@ class CloudStore:
 class _CloudLock:
     """The lock of the bases."""
 
-    def __init__(self, store: CloudStore) -> None:
+    def __init__(self, store: CloudStore, holder: str) -> None:
         self._store = store
+        self._holder = holder
         self._is_held = True
 
     def release(self) -> None:
         """See `Lock`. A lock that cannot be removed is taken again by its server."""
-        if self._is_held:
-            self._is_held = False
+        if not self._is_held:
+            return
+        self._is_held = False
+        for attempt in range(_RELEASE_TRIES):
             try:
-                self._store.delete(_LOCK)
+                self._store.release_lock(self._holder)
             except StorageError:
-                pass
+                pause(_RELEASE_PAUSE_S * attempt)
+            else:
+                return
+
+
+def _shown(ts_ms: int) -> str:
+    return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _reason_of(error: Exception) -> str:

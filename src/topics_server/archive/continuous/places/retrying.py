@@ -80,6 +80,14 @@ class RetryingStore:
         """See `ArchiveStore`: a lock that is held is told at once."""
         return self._inner.lock_bases()
 
+    def lock_holder(self) -> str | None:
+        """See `ArchiveStore`."""
+        return self._try(self._inner.lock_holder)
+
+    def break_lock(self) -> None:
+        """See `ArchiveStore`."""
+        self._try(self._inner.break_lock)
+
     def close(self) -> None:
         """See `ObjectStore`."""
         self._inner.close()

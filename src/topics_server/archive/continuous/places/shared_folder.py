@@ -33,6 +33,14 @@ class ArchiveStore(ObjectStore, Protocol):
         """Keep other bases and prunes away. Raises `StartRefused` if there is one."""
         ...
 
+    def lock_holder(self) -> str | None:
+        """Who left a lock that outlives its process, and since when; None if there is none."""
+        ...
+
+    def break_lock(self) -> None:
+        """Remove such a lock: its process is dead."""
+        ...
+
 
 class SharedFolder(FolderStore):
     """See the module. Safe to call from several threads."""
@@ -108,6 +116,13 @@ class SharedFolder(FolderStore):
         """See `ArchiveStore`."""
         self._check_folder()
         return self._fs.lock(self.path_of(_BASE_LOCK), "a base or a prune")
+
+    def lock_holder(self) -> str | None:
+        """See `ArchiveStore`: the system lets a lock of a file go with its process."""
+        return None
+
+    def break_lock(self) -> None:
+        """See `ArchiveStore`: there is nothing to remove."""
 
 
 def is_lock(name: str) -> bool:

@@ -157,6 +157,65 @@ def test_a_lock_is_that_of_one_and_survives_its_server() -> None:
         store_in(bucket).lock_bases()
 
 
+def test_a_lock_whose_put_failed_after_all_is_the_ones_own() -> None:
+    bucket = Bucket()
+    put = bucket.put
+
+    def timed_out(*args: Any, **how: Any) -> None:
+        put(*args, **how)
+        raise BaseError("timed out")
+
+    bucket.put = timed_out  # type: ignore[method-assign]
+    lock = store_in(bucket, "me").lock_bases()
+    bucket.put = put  # type: ignore[method-assign]
+    with pytest.raises(StartRefused, match="me makes a base or a prune since"):
+        store_in(bucket, "another").lock_bases()
+    lock.release()
+    assert bucket.objects == {}
+
+
+def test_a_lock_that_cannot_be_removed_at_once_is_removed_a_little_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = Bucket()
+    waits: list[float] = []
+
+    def heal(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            bucket.fails = None
+
+    monkeypatch.setattr(cloud, "pause", heal)
+    lock = store_in(bucket).lock_bases()
+    bucket.fails = BaseError("503")
+    lock.release()
+    assert bucket.objects == {}
+    assert len(waits) == 2
+    # A store that stays away holds nobody up for ever.
+    lock = store_in(bucket).lock_bases()
+    bucket.fails = BaseError("503")
+    lock.release()
+    assert list(bucket.objects) == ["LOCK"]
+
+
+def test_a_lock_can_be_broken_and_its_late_holder_removes_no_other() -> None:
+    bucket = Bucket()
+    killed = store_in(bucket, "killed").lock_bases()
+    server = store_in(bucket, "server")
+    with pytest.raises(
+        StartRefused, match=r"since \d{4}-.*Z\. If it is dead: topics archive unlock"
+    ):
+        server.lock_bases()
+    assert (server.lock_holder() or "").startswith("killed, since 2")
+    server.break_lock()
+    assert server.lock_holder() is None
+    lock = server.lock_bases()
+    killed.release()
+    assert (server.lock_holder() or "").startswith("server, ")
+    lock.release()
+    assert bucket.objects == {}
+
+
 def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
