@@ -76,6 +76,7 @@ TOP_LOOPS = {
     "wal.journal.wal_writer": "a defect in the writer thread makes the shard read-only, not silent",
     "client.working.worker_run": "a handler that fails gives its job back, whatever it raised",
     "cli.data.loading": "a thread hands what it raised to the thread that sends",
+    "engine.background.mender": "a defect in a mend is told and tried again",
     "engine.background.sealer": "a defect in the work of one topic is told and tried again",
     "views.build": "a defect in building a view stops that view, nobody else's",
     "client.working.threads": "a thread hands what a handler raised to whoever waits for it",
