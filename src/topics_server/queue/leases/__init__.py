@@ -7,6 +7,7 @@
 - `lease_log`: the lease log of a queue, appended to an ordinary topic.
 - `lease_parts`: encodes one queue's leases as snapshot parts, and back.
 - `lease_table`: the leases of all queues: a projection of the journal.
+- `rubbish`: jobs that are gone, freed a few at a time.
 - `timers`: jobs of one queue by time: delayed ones and returned ones.
 - `unclaimed`: jobs of one queue that nobody has claimed yet.
 """

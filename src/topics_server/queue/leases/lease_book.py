@@ -21,21 +21,27 @@ from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
 from topics_server.queue.leases.holders import leased, matched
-from topics_server.queue.leases.jobs import ACKING, LEAVING, MOVING, HeldJob, seqs_of, view_of
+from topics_server.queue.leases.jobs import (
+    ACKING,
+    LEAVING,
+    MOVING,
+    Counts,
+    HeldJob,
+    LeaseView,
+    Matched,
+    seqs_of,
+    view_of,
+)
 from topics_server.queue.leases.jobs import Ask as Ask
 from topics_server.queue.leases.jobs import Claim as Claim
 from topics_server.queue.leases.jobs import Claims as Claims
-from topics_server.queue.leases.jobs import Counts as Counts
 from topics_server.queue.leases.jobs import DeadJob as DeadJob
 from topics_server.queue.leases.jobs import LeasedJobs as Claimed
-from topics_server.queue.leases.jobs import LeaseView as LeaseView
 from topics_server.queue.leases.jobs import LostLease as LostLease
-from topics_server.queue.leases.jobs import Matched as Matched
-from topics_server.queue.leases.jobs import lease_number as lease_number
-from topics_server.queue.leases.jobs import lease_text as lease_text
-from topics_server.queue.leases.timers import JobTimers, Returned, shifted
+from topics_server.queue.leases.rubbish import FREED_JOBS, Rubbish
+from topics_server.queue.leases.timers import JobPlaces, shifted
 from topics_server.queue.leases.unclaimed import LiveJobs as LiveJobs
-from topics_server.queue.leases.unclaimed import UnclaimedJobs
+from topics_server.queue.leases.unclaimed import Seqs, UnclaimedJobs, seqs_in_runs
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 
 # Dead jobs that one claim reports for the dead-letter topic; the next claim continues.
@@ -46,9 +52,12 @@ class LeaseBook:
     """The leases of one queue. `next_id` gives lease ids, each once and never 0.
 
     `leases_lsn`, `topic_lsn`: the newest included entries of the leases and of the topic.
+    `rubbish`: takes the jobs of a purge.
     """
 
-    def __init__(self, queue_id: int, next_id: Callable[[], int]) -> None:
+    def __init__(
+        self, queue_id: int, next_id: Callable[[], int], rubbish: Rubbish | None = None
+    ) -> None:
         self.queue_id = queue_id
         self.leases_lsn = 0
         self.topic_lsn = 0
@@ -56,13 +65,12 @@ class LeaseBook:
         self.unclaimed = UnclaimedJobs()
         self.jobs: dict[int, HeldJob] = {}
         self._next_id = next_id
-        self._leased = JobTimers()
-        self._resting = JobTimers()
-        self._returned = Returned()
+        self._rubbish = Rubbish() if rubbish is None else rubbish
+        self._places = JobPlaces()
         self._connections: dict[int, set[int]] = {}
         self._floor_seq = 1
         # Busy jobs that were never leased; a capture stores them as unclaimed.
-        self._taking: set[int] = set()
+        self.taking: set[int] = set()
         self._busy_count = 0
         self._moving_count = 0
 
@@ -110,7 +118,7 @@ class LeaseBook:
             return len(found) < limit and len(dead) < DEAD_JOBS_PER_CLAIM
 
         if limit > 0:
-            self._returned.visit(wants_more)
+            self._places.returned.visit(wants_more)
         for seq in gone:
             self.forget(seq, seq)
         return found, dead
@@ -146,7 +154,7 @@ class LeaseBook:
         where due jobs are kept.
         """
         self._advance(now_ms, live)
-        if self._returned.count:
+        if self._places.returned.count:
             return None
         unclaimed = self.unclaimed
         if unclaimed.is_plain:
@@ -167,7 +175,7 @@ class LeaseBook:
         for seq in seqs:
             jobs[seq] = HeldJob(lease_id, node, at_ms, 1, now_ms)
             lease_id += 1
-        self._leased.put_all(seqs, at_ms)
+        self._places.leased.put_all(seqs, at_ms)
         self.unclaimed.take_all(seqs)
 
     # -- what a holder may do --------------------------------------------------------------
@@ -233,7 +241,7 @@ class LeaseBook:
     def begin_ack(self, seqs: Sequence[int]) -> None:
         """The delete of these jobs was submitted; once it is applied, they are forgotten."""
         jobs = self.jobs
-        if seqs and self._leased.discard_all(seqs, jobs[seqs[0]].at_ms):
+        if seqs and self._places.leased.discard_all(seqs, jobs[seqs[0]].at_ms):
             # Leased by one claim, as most acked jobs are, and not busy.
             self._busy_count += len(seqs)
             for seq in seqs:
@@ -298,26 +306,30 @@ class LeaseBook:
         """The gauges as of now."""
         self._advance(now_ms, live)
         moving = self._moving_count
-        in_flight = self._leased.count + self._busy_count - moving
-        delayed = self._resting.count + len(self.unclaimed.delayed_until)
+        in_flight = self._places.leased.count + self._busy_count - moving
+        delayed = self._places.resting.count + len(self.unclaimed.delayed_until)
         return Counts(self.ready(live), in_flight, delayed, moving, self.dead_lettered)
 
     def ready(self, live: LiveJobs) -> int:
         """How many jobs can be claimed; the book has just been asked for the same moment."""
-        taken = self._leased.count + self._busy_count
-        delayed = self._resting.count + len(self.unclaimed.delayed_until)
+        taken = self._places.leased.count + self._busy_count
+        delayed = self._places.resting.count + len(self.unclaimed.delayed_until)
         # Damage removes records without an entry: a damaged job counts until the book meets it.
         return max(0, live.count - taken - delayed)
 
     def in_flight(self, now_ms: int) -> int:
         """Unexpired leases and busy jobs."""
         self._advance(now_ms, None)
-        return self._leased.count + self._busy_count - self._moving_count
+        return self._places.leased.count + self._busy_count - self._moving_count
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """The time, after now, at which the next job becomes claimable."""
         self._advance(now_ms, None)
-        times = (self._leased.next_ms(), self._resting.next_ms(), self.unclaimed.next_due_ms())
+        times = (
+            self._places.leased.next_ms(),
+            self._places.resting.next_ms(),
+            self.unclaimed.next_due_ms(),
+        )
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def leases_after(self, now_ms: int, after_seq: int, limit: int) -> list[LeaseView]:
@@ -416,7 +428,7 @@ class LeaseBook:
         job.node = entry.node
         job.at_ms = entry.deadline_ms + 1
         job.deliveries += 1
-        self._taking.discard(seq)
+        self.taking.discard(seq)
         job.claimed_ts = entry.ts
         job.connection = entry.connection
         if entry.connection:
@@ -435,28 +447,56 @@ class LeaseBook:
     def forget(self, first_seq: int, last_seq: int) -> None:
         """These records are deleted, with their lease, count and delay."""
         delayed_until = self.unclaimed.delayed_until
-        if last_seq - first_seq < len(self.jobs) + len(delayed_until):
+        known = len(self.jobs) + len(delayed_until)
+        if last_seq - first_seq + 1 >= known > FREED_JOBS and all(
+            first_seq <= min(seqs) and max(seqs) <= last_seq
+            for seqs in (self.jobs, delayed_until)
+            if seqs
+        ):
+            self._forget_all()
+        elif last_seq - first_seq < known:
             self.forget_seqs(range(first_seq, last_seq + 1))
         else:
-            for known in (self.jobs, delayed_until):
-                self.forget_seqs([seq for seq in known if first_seq <= seq <= last_seq])
+            for seqs in (self.jobs, delayed_until):
+                self.forget_seqs([seq for seq in seqs if first_seq <= seq <= last_seq])
+
+    def forget_runs(self, firsts: Seqs, lasts: Seqs) -> None:
+        """`forget` of ascending runs, which may be many."""
+        if len(firsts) == 1:
+            return self.forget(int(firsts[0]), int(lasts[0]))
+        for known in (self.jobs, self.unclaimed.delayed_until):
+            self.forget_seqs(seqs_in_runs(known, firsts, lasts))
+
+    def _forget_all(self) -> None:
+        """Every job is deleted, also those of entries in flight."""
+        self._rubbish.add(self.jobs)
+        self.jobs, self._places = {}, JobPlaces()
+        self._connections, self.taking = {}, set()
+        self._busy_count = self._moving_count = 0
+        self.unclaimed.forget_all()
 
     def forget_seqs(self, seqs: Iterable[int]) -> None:
         """`forget` of exact seqs."""
         jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
+        # Jobs that are in a timer, as most are, leave it together.
+        timed: dict[int, list[int]] = {}
         for seq in seqs:
             if seq in delayed_until:
                 self.unclaimed.forget(seq)
             job = jobs.get(seq)
             if job is None:
                 continue
-            if job.flags == ACKING and not (job.pending or job.connection):
-                # An acked job, the usual case: it is in no timer.
-                self._busy_count -= 1
-                self._taking.discard(seq)
-                del jobs[seq]
-            else:
+            if job.pending or job.connection or job.flags not in (0, ACKING):
                 self._remove(seq)
+                continue
+            if job.flags:
+                self._busy_count -= 1
+                self.taking.discard(seq)
+            else:
+                timed.setdefault(job.at_ms, []).append(seq)
+            del jobs[seq]
+        for at_ms, together in timed.items():
+            self._places.take_out(together, at_ms)
 
     def forget_below(self, seq: int) -> None:
         """Every record below the floor is gone."""
@@ -471,18 +511,14 @@ class LeaseBook:
         self._end_lease(seq, job)
         self._busy_count -= 1
         self._moving_count -= bool(job.flags & MOVING)
-        self._taking.discard(seq)
+        self.taking.discard(seq)
         del self.jobs[seq]
 
     # -- places ----------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
         """Move jobs whose time has come to where they belong."""
-        for schedule in (self._leased, self._resting):
-            times = schedule.times
-            if times and times[0] <= now_ms:
-                for at_ms, seqs in schedule.take_due(now_ms):
-                    self._returned.add(at_ms, seqs)
+        self._places.advance(now_ms)
         if self.unclaimed.delayed_until:
             self.unclaimed.advance(now_ms)
         if live is not None and live.floor_seq > self._floor_seq:
@@ -490,20 +526,7 @@ class LeaseBook:
 
     def shift(self, by_ms: int) -> None:
         """The wall clock was set by `by_ms`: leases and delays keep their length."""
-        moved: list[tuple[JobTimers | Returned, int]] = []
-        for seq, job in self.jobs.items():
-            timers = (self._leased, self._resting, self._returned)
-            timer = next((each for each in timers if each.discard(seq, job.at_ms)), None)
-            if not job.is_timed:
-                job.at_ms = shifted(job.at_ms, by_ms)
-            if timer is not None:
-                moved.append((timer, seq))
-        for timer, seq in moved:
-            at_ms = self.jobs[seq].at_ms
-            if isinstance(timer, JobTimers):
-                timer.put(seq, at_ms)
-            else:
-                timer.add(at_ms, {seq})
+        self._places.shift(self.jobs, by_ms)
         self.unclaimed.shift(by_ms)
 
     def _add_busy(self, seq: int) -> HeldJob:
@@ -511,18 +534,13 @@ class LeaseBook:
         job = HeldJob(at_ms=unclaimed.delayed_until.get(seq, 0), is_timed=seq in unclaimed.timed)
         self.jobs[seq] = job
         self.unclaimed.take(seq)
-        self._taking.add(seq)
+        self.taking.add(seq)
         self._busy_count += 1
         return job
 
     def _make_busy(self, seq: int, job: HeldJob) -> None:
         """Take the job out of its timer; the caller sets the reason in the same step."""
-        taken = (
-            self._leased.discard(seq, job.at_ms)
-            or self._resting.discard(seq, job.at_ms)
-            or self._returned.discard(seq, job.at_ms)
-        )
-        assert taken, "a job that is not parked is in one of the three places"
+        self._places.take_one(seq, job.at_ms)
         self._busy_count += 1
 
     def _unpark(self, seq: int, job: HeldJob) -> None:
@@ -532,15 +550,15 @@ class LeaseBook:
         self._busy_count -= 1
         if job.is_unclaimed:
             del self.jobs[seq]
-            self._taking.remove(seq)
+            self.taking.remove(seq)
             if job.at_ms:
                 self.unclaimed.delay(seq, job.at_ms, is_time=job.is_timed)
             else:
                 self.unclaimed.offer([(seq, seq)])
         elif job.lease_id:
-            self._leased.put(seq, job.at_ms)
+            self._places.leased.put(seq, job.at_ms)
         else:
-            self._resting.put(seq, job.at_ms)
+            self._places.resting.put(seq, job.at_ms)
 
     def _end_lease(self, seq: int, job: HeldJob) -> None:
         if job.connection:
@@ -552,24 +570,6 @@ class LeaseBook:
         job.node = ""
 
     # -- snapshots and restarts ------------------------------------------------------------
-
-    def unclaimed_position(self) -> tuple[int, list[int], list[int]]:
-        """The cursor for unclaimed jobs of a restored book; delayed seqs and their times.
-
-        Seqs from the cursor on that were leased are in `jobs`, or dead.
-        """
-        delayed_until = self.unclaimed.delayed_until
-        taken = [seq for seq in self._taking if self.jobs[seq].at_ms]
-        return (
-            min([self.unclaimed.lowest_seq(), *self._taking]),
-            [*delayed_until, *taken],
-            [*delayed_until.values(), *[self.jobs[seq].at_ms for seq in taken]],
-        )
-
-    def timed_seqs(self) -> set[int]:
-        """The delayed seqs whose records named their time."""
-        taken = {seq for seq in self._taking if self.jobs[seq].is_timed}
-        return self.unclaimed.timed | taken
 
     def adopt(self, seq: int, job: HeldJob) -> None:
         """A job from a snapshot."""

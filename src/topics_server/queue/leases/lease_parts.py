@@ -22,8 +22,8 @@ PIECE_JOBS: Final = 1_000
 def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
     """The book in pieces, at least one."""
     seqs = list(book.jobs)
-    next_unclaimed_seq, delayed_seqs, delayed_times = book.unclaimed_position()
-    timed = book.timed_seqs()
+    next_unclaimed_seq, delayed_seqs, delayed_times = _unclaimed_position(book)
+    timed = book.unclaimed.timed | {seq for seq in book.taking if book.jobs[seq].is_timed}
     heard_lsn, dead_lettered = book.topic_lsn, book.dead_lettered
     for start in range(0, max(1, len(seqs), len(delayed_seqs)), PIECE_JOBS):
         end = start + PIECE_JOBS
@@ -59,6 +59,20 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
             moved=[],
             errors=errors,
         )
+
+
+def _unclaimed_position(book: LeaseBook) -> tuple[int, list[int], list[int]]:
+    """The cursor for unclaimed jobs of a restored book; delayed seqs and their times.
+
+    Seqs from the cursor on that were leased are in `jobs`, or dead.
+    """
+    delayed_until = book.unclaimed.delayed_until
+    taken = [seq for seq in book.taking if book.jobs[seq].at_ms]
+    return (
+        min([book.unclaimed.lowest_seq(), *book.taking]),
+        [*delayed_until, *taken],
+        [*delayed_until.values(), *[book.jobs[seq].at_ms for seq in taken]],
+    )
 
 
 def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:

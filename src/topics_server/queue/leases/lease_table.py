@@ -25,6 +25,7 @@ from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.topic import Topic
 from topics_server.queue.leases.lease_book import LeaseBook, LiveJobs
 from topics_server.queue.leases.lease_parts import PIECE_JOBS, pieces_of, restore_piece
+from topics_server.queue.leases.rubbish import Rubbish
 from topics_server.values.entries import (
     Entry,
     Floor,
@@ -61,6 +62,7 @@ class LeaseTable:
 
     def __init__(self, first_lease_id: int) -> None:
         self._by_queue: dict[int, LeaseBook] = {}
+        self._rubbish = Rubbish()
         self._last_id = first_lease_id
         # Entries in flight, each with the clock's shift at the time of its decision.
         self._staged: deque[tuple[int, LeaseEntry, int]] = deque()
@@ -76,6 +78,7 @@ class LeaseTable:
 
     def find(self, queue_id: int) -> LeaseBook | None:
         """The lease book of a queue; None if the topic is not a queue or does not exist."""
+        self._rubbish.free_some()
         return self._by_queue.get(queue_id)
 
     def counts(self, topic: Topic, now_ms: int) -> QueueCounts:
@@ -88,6 +91,7 @@ class LeaseTable:
 
     def count_in_flight(self, now_ms: int, slice_queues: int) -> Iterator[int]:
         """Unexpired leases of all queues: a running sum, after every `slice_queues` queues."""
+        self._rubbish.free_some()
         total = 0
         queues = iter(list(self._by_queue.values()))
         while chunk := list(islice(queues, slice_queues)):
@@ -109,7 +113,7 @@ class LeaseTable:
     def _open(self, queue_id: int) -> LeaseBook:
         book = self._by_queue.get(queue_id)
         if book is None:
-            book = self._by_queue[queue_id] = LeaseBook(queue_id, self._next_id)
+            book = self._by_queue[queue_id] = LeaseBook(queue_id, self._next_id, self._rubbish)
         return book
 
     def shift(self, by_ms: int) -> None:
@@ -166,6 +170,7 @@ class LeaseTable:
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
         """Observe an entry that a topic has applied."""
+        self._rubbish.free_some()
         if isinstance(entry, RecordsAppended):
             if entry.creation is not None:
                 self._put(lsn, entry.creation)
@@ -208,11 +213,11 @@ class LeaseTable:
                 for seq in entry.seqs:
                     self._count_dead(book, seq, seq)
             return
-        firsts = np.frombuffer(entry.firsts, "<u8").tolist()
-        lasts = np.frombuffer(entry.lasts, "<u8").tolist()
-        for first_seq, last_seq in zip(firsts, lasts, strict=True):
-            book.forget(first_seq, last_seq)
-            self._count_dead(book, first_seq, last_seq)
+        firsts, lasts = np.frombuffer(entry.firsts, "<u8"), np.frombuffer(entry.lasts, "<u8")
+        book.forget_runs(firsts, lasts)
+        if book.queue_id in self._marked:
+            for first_seq, last_seq in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                self._count_dead(book, first_seq, last_seq)
 
     def _hear(self, lsn: int, topic_id: int, floor: Floor | None) -> None:
         book = self._by_queue.get(topic_id)

@@ -8,9 +8,11 @@ holds the buckets' times, including some of removed buckets. Used by `leases` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
+
+from topics_server.queue.leases.jobs import HeldJob
 
 # A heap may hold this many times of removed buckets beside as many of live ones.
 _STALE_TIMES_MAX: Final = 64
@@ -117,8 +119,8 @@ class _Bucket:
             self.order = sorted(self.seqs, reverse=True)
         return (seq for seq in reversed(self.order) if seq in self.seqs)
 
-    def remove(self, seq: int) -> None:
-        self.seqs.remove(seq)
+    def remove_all(self, seqs: Sequence[int]) -> None:
+        self.seqs.difference_update(seqs)
         order = self.order
         while order and order[-1] not in self.seqs:
             order.pop()
@@ -155,13 +157,26 @@ class Returned:
         bucket = self._buckets.get(at_ms)
         if bucket is None or seq not in bucket.seqs:
             return False
-        bucket.remove(seq)
-        self.count -= 1
+        bucket.remove_all((seq,))
+        self._shrunk(at_ms, bucket, 1)
+        return True
+
+    def _shrunk(self, at_ms: int, bucket: _Bucket, by: int) -> None:
+        """So many seqs of a bucket are gone."""
+        self.count -= by
         if not bucket.seqs:
             del self._buckets[at_ms]
             if len(self._times) > 2 * len(self._buckets) + _STALE_TIMES_MAX:
                 self._times = list(self._buckets)
                 heapify(self._times)
+
+    def discard_all(self, seqs: Sequence[int], at_ms: int) -> bool:
+        """Remove distinct seqs if all of them are here at this time; returns whether they were."""
+        bucket = self._buckets.get(at_ms)
+        if bucket is None or not bucket.seqs.issuperset(seqs):
+            return False
+        bucket.remove_all(seqs)
+        self._shrunk(at_ms, bucket, len(seqs))
         return True
 
     def visit(self, wants_more: Callable[[int], bool]) -> None:
@@ -177,3 +192,65 @@ class Returned:
             goes_on = all(wants_more(seq) for seq in bucket.ascending())
         for at_ms in seen:
             heappush(self._times, at_ms)
+
+
+class JobPlaces:
+    """Where the jobs are that no entry is under way for; a job is in one of the places.
+
+    `leased`: by the end of the lease; `resting`: behind a nack; `returned`: claimable again.
+    """
+
+    __slots__ = ("leased", "resting", "returned")
+
+    def __init__(self) -> None:
+        self.leased = JobTimers()
+        self.resting = JobTimers()
+        self.returned = Returned()
+
+    def advance(self, now_ms: int) -> None:
+        """Jobs whose time has come are claimable again."""
+        for schedule in (self.leased, self.resting):
+            times = schedule.times
+            if times and times[0] <= now_ms:
+                for at_ms, seqs in schedule.take_due(now_ms):
+                    self.returned.add(at_ms, seqs)
+
+    def next_times(self) -> tuple[int | None, int | None]:
+        """The times at which the next leased and the next resting job become claimable."""
+        return self.leased.next_ms(), self.resting.next_ms()
+
+    def take_one(self, seq: int, at_ms: int) -> None:
+        """Take a job out of its place."""
+        taken = (
+            self.leased.discard(seq, at_ms)
+            or self.resting.discard(seq, at_ms)
+            or self.returned.discard(seq, at_ms)
+        )
+        assert taken, "a job that is not parked is in one of the three places"
+
+    def take_out(self, seqs: Sequence[int], at_ms: int) -> None:
+        """Take distinct jobs of one time out of their places: in one step if they are together."""
+        if not (
+            self.leased.discard_all(seqs, at_ms)
+            or self.resting.discard_all(seqs, at_ms)
+            or self.returned.discard_all(seqs, at_ms)
+        ):
+            for seq in seqs:
+                self.take_one(seq, at_ms)
+
+    def shift(self, jobs: Mapping[int, HeldJob], by_ms: int) -> None:
+        """The wall clock was set by `by_ms`: leases and delays keep their length."""
+        moved: list[tuple[JobTimers | Returned, int]] = []
+        for seq, job in jobs.items():
+            places = (self.leased, self.resting, self.returned)
+            place = next((each for each in places if each.discard(seq, job.at_ms)), None)
+            if not job.is_timed:
+                job.at_ms = shifted(job.at_ms, by_ms)
+            if place is not None:
+                moved.append((place, seq))
+        for place, seq in moved:
+            at_ms = jobs[seq].at_ms
+            if isinstance(place, JobTimers):
+                place.put(seq, at_ms)
+            else:
+                place.add(at_ms, {seq})

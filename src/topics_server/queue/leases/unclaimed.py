@@ -9,12 +9,17 @@ the log knows which jobs are live, and the book knows which are leased. Used by 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from topics_server.queue.leases.timers import JobTimers, shifted
+
+Seqs = npt.NDArray[np.uint64]
 
 
 class LiveJobs(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +83,10 @@ class UnclaimedJobs:
         if at_ms is not None:
             self._delayed.discard(seq, at_ms)
             self.timed.discard(seq)
+
+    def forget_all(self) -> None:
+        """Every job is deleted: forget all delays."""
+        self.delayed_until, self.timed, self._delayed = {}, set(), JobTimers()
 
     def shift(self, by_ms: int) -> None:
         """The wall clock was set by `by_ms`: delays keep their length."""
@@ -205,6 +214,16 @@ class UnclaimedJobs:
     def lowest_seq(self) -> int:
         """Every unclaimed job, except delayed ones, is at this seq or above."""
         return min(self.next_seq, self._ranges[0][0]) if self._ranges else self.next_seq
+
+
+def seqs_in_runs(known: Collection[int], firsts: Seqs, lasts: Seqs) -> list[int]:
+    """The seqs of these ascending runs; only the known ones, if the runs have more than these."""
+    if len(firsts) + int((lasts - firsts).sum()) <= len(known):
+        return [*chain.from_iterable(map(range, firsts.tolist(), (lasts + 1).tolist()))]
+    seqs = np.fromiter(known, np.uint64, len(known))
+    runs = np.searchsorted(firsts, seqs, "right")
+    found: list[int] = seqs[(runs > 0) & (seqs <= lasts[runs - 1])].tolist()
+    return found
 
 
 def runs_of(seqs: list[int]) -> list[tuple[int, int]]:

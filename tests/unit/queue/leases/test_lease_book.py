@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from topics_server.queue.leases import lease_book as module
-from topics_server.queue.leases.jobs import HeldJob, Matched
+from topics_server.queue.leases.jobs import HeldJob, Matched, lease_number, lease_text
 from topics_server.queue.leases.lease_book import (
     Ask,
     Claim,
@@ -16,8 +16,6 @@ from topics_server.queue.leases.lease_book import (
     LeaseBook,
     LiveJobs,
     LostLease,
-    lease_number,
-    lease_text,
 )
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 
