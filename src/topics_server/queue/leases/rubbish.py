@@ -1,4 +1,4 @@
-"""Jobs that are gone, freed a few at a time.
+"""Jobs that are gone, freed a few at a time. Pure.
 
 A purge takes all jobs out of a book in one step. To free a hundred thousand of them takes longer
 than a turn of the loop may, so later calls do it. Used by `lease_book` and `lease_table`.
