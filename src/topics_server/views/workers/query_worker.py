@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Final
 
 import orjson
@@ -42,7 +43,6 @@ _NICENESS: Final = 5
 _HEAP_BYTES: Final = 96 * MIB
 # Open files; of a file that is gone its connection goes with time.
 _FILES_MAX: Final = 16
-_ROWS_AT_ONCE: Final = 64
 
 
 class Querier:
@@ -98,14 +98,17 @@ class Querier:
                 if cursor.description is None:
                     raise RefusedSql("the statement gives no rows", query.sql)
                 columns = [column[0] for column in cursor.description]
-                while not is_cut and (rows := cursor.fetchmany(_ROWS_AT_ONCE)):
-                    for row in rows:
-                        shown = orjson.dumps(row, default=_shown, option=_OPTIONS)
-                        size += len(shown) + 1
-                        if len(encoded) >= query.max_rows or size > query.max_bytes:
-                            is_cut = True
-                            break
-                        encoded.append(shown)
+                # One row at a time: values of a row may be as large as the database's memory.
+                for row in cursor:
+                    if len(encoded) >= query.max_rows or _bytes_of(row) > query.max_bytes - size:
+                        is_cut = True
+                        break
+                    shown = orjson.dumps(row, default=_shown, option=_OPTIONS)
+                    size += len(shown) + 1
+                    if size > query.max_bytes:
+                        is_cut = True
+                        break
+                    encoded.append(shown)
             except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError) as error:
                 raise refused(error, sandbox, query.sql) from None
             except (orjson.JSONEncodeError, TypeError) as error:
@@ -121,6 +124,11 @@ class Querier:
 
 
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
+
+
+def _bytes_of(row: Sequence[Any]) -> int:
+    """The least that a row takes in JSON, without making it."""
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _shown(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -296,6 +297,29 @@ def test_a_query_can(view: str, sql: str, rows: bytes) -> None:
     assert isinstance(answer, QueryRows)
     assert answer.rows == rows
     assert answer.processed_seq == 3
+
+
+@pytest.mark.parametrize("value", ["zeroblob(2000000)", "hex(zeroblob(1000000))"])
+def test_an_answer_holds_no_more_rows_than_it_shows(view: str, value: str) -> None:
+    """Large values are the database's only one row at a time, whatever the answer may have."""
+    numbers = "WITH n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 60)"
+    sql = f"{numbers} SELECT {value} FROM n"
+    for max_bytes in (1_000, 3_000_000):
+        querier = Querier()
+        tracemalloc.start()
+        try:
+            answer = querier.answer(ViewQuery(view, sql, [], 20_000, 1_000, max_bytes))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        # 60 rows are 120 MB. The encoder takes eight times what it encodes, for a moment.
+        assert peak < 80_000_000
+        if max_bytes > 1_000:
+            assert isinstance(answer, QueryRows)
+            assert (answer.row_count, answer.is_cut) == (1, True)
+        else:
+            assert isinstance(answer, SqlRefused)
+            assert answer.reason == "size"
 
 
 def test_a_query_behind_a_refused_one_is_answered(view: str) -> None:
