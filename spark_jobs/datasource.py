@@ -1,4 +1,6 @@
-"""The Spark source `topics`: `spark.read.format("topics").load(dir)`, after `register(spark)`.
+"""The Spark source `topics`: `spark.read.format("topics").load(place)`, after `register(spark)`.
+
+A place is a data directory, or an archive in a folder or a bucket.
 
 Needs Spark 4.0. Spark pushes filters down from 4.1 on, once `register` has switched that on;
 streams need 4.2 (their limits). The driver makes the listing once, when it plans the read: all
@@ -12,6 +14,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -208,6 +211,14 @@ class _PushFilters:
 def warn_unsealed(listing: Listing, data_dir: str) -> None:
     """Warn about unsealed records, which are not read, as of the last manifest of each topic."""
     if not listing.unsealed:
+        return
+    if listing.as_of_ts is not None:
+        when = datetime.fromtimestamp(listing.as_of_ts / 1000, UTC).isoformat(timespec="seconds")
+        sys.stderr.write(
+            f"topics: at least {listing.unsealed} records were not sealed in the newest base of "
+            f"{data_dir}, of {when}, and are not read. The server makes bases every "
+            "TOPICS_ARCHIVE_BASE_INTERVAL_MS.\n"
+        )
         return
     sys.stderr.write(
         f"topics: at least {listing.unsealed} records of {data_dir} are not sealed yet and are "

@@ -24,8 +24,10 @@ from typing import Any, Final
 import numpy as np
 
 from spark_jobs.catalog import JOBS
-from spark_jobs.reader.listing import Lister, Segment, list_segments
+from spark_jobs.reader.listing import Lister, list_segments
 from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.places.opening import is_archive
+from spark_jobs.reader.places.segment import Segment
 from spark_jobs.reader.query import Names, Query
 from spark_jobs.reader.report import ReadReport
 from spark_jobs.reader.segments import SegmentRecords, pieces_of, read_index
@@ -366,6 +368,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = job.parser_of("integrity_audit", JOBS["integrity_audit"])
     parser.add_argument("--no-gaps", action="store_true", help="count missing seqs as a finding")
     given = parser.parse_args(words)
+    if is_archive(str(given.data_dir)):
+        parser.error("examines a data directory; `topics archive verify URL` examines an archive")
 
     def work(spark: Any, given: argparse.Namespace) -> int:
         from pyspark.sql import functions as F

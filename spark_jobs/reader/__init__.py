@@ -7,6 +7,7 @@
 - `packing`: segments to partitions.
 - `partition`: the partition of one Spark task.
 - `payload`: payloads as text, VARIANT or typed columns.
+- `places/`: where segments lie: a data directory, or an archive in a folder or a bucket.
 - `query`: the query of a read as one value: columns, ranges, names, and strictness.
 - `report`: what a task read and what it could not.
 - `segments`: one segment to Arrow batches.

@@ -23,6 +23,7 @@ from spark_jobs.reader.query import (
     Names,
     Query,
 )
+from topics_server.runtime.archive_url import parse_archive_url
 
 PARTITION_BYTES_MIN: Final = 16 * 1024
 PARTITION_BYTES: Final = 128 * 2**20
@@ -99,7 +100,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             "without columns: the option columns names them"
         )
     return SourceOptions(
-        data_dir=_local(path),
+        data_dir=place_of(path),
         query=_query(found),
         cold_dir=_local(found["coldDir"]) if found.get("coldDir") else None,
         partition_bytes=_size(found, "partitionBytes", PARTITION_BYTES),
@@ -173,12 +174,28 @@ def with_columns(query: Query, columns: tuple[tuple[str, str], ...]) -> Query:
     return replace(query, columns=columns)
 
 
+def place_of(path: str) -> str:
+    """A path of this machine's file system, or the plain URL of an archive in a bucket.
+
+    Raises `BadOption`; the message does not repeat a URL, which may hold a secret by mistake.
+    """
+    if "://" not in path or path.startswith("file:"):
+        return _local(path)
+    try:
+        return parse_archive_url(path).text
+    except ValueError as error:
+        raise BadOption(
+            f"the path is a folder, file:///..., or s3://, gs:// or az://BUCKET/PREFIX; this is "
+            f"{error}"
+        ) from None
+
+
 def _local(path: str) -> str:
     """A path of this machine's file system; every executor must see the same files there."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
-        raise BadOption(f"{path}: only directories that are mounted can be read")
+        raise BadOption("only directories that are mounted can be used here, not URLs")
     return os.path.abspath(path)
 
 

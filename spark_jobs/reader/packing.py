@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from spark_jobs.reader.listing import Segment
+from spark_jobs.reader.places.segment import Segment
 
 # The cost of opening and checking a segment, in bytes.
 _SEGMENT_COST: Final = 256 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_jobs.reader.listing import Segment
+from spark_jobs.reader.places.segment import Segment
 
 
 class TopicsPartition(InputPartition):

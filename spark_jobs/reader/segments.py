@@ -8,7 +8,6 @@ raises an error with file name and seqs; a tolerant query leaves it out and repo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -17,7 +16,9 @@ import pyarrow as pa
 import xxhash
 
 from spark_jobs.reader.columns import Rows, picked, schema_of
-from spark_jobs.reader.listing import Segment, open_file, placed
+from spark_jobs.reader.listing import placed
+from spark_jobs.reader.places.folder import read_flags
+from spark_jobs.reader.places.segment import Segment, open_file
 from spark_jobs.reader.query import Names, Query
 from spark_jobs.reader.report import ReadReport
 from topics_server.values.errors import Corrupt, StartRefused, StorageError
@@ -39,8 +40,6 @@ BATCH_BYTES: Final = 16 * 2**20
 # A file up to this size is read whole if more than a quarter of it is wanted.
 _WHOLE_FILE_BYTES: Final = 192 * 2**20
 _WHOLE_FILE_SHARE: Final = 4
-# Two wanted records closer than this are read together with the bytes between them.
-_GAP_BYTES: Final = 16 * 1024
 _NONE: Final = np.zeros(0, "<i8")
 
 
@@ -100,10 +99,13 @@ def _refuse(
 def read_index(segment: Segment, report: ReadReport) -> SegmentColumns:
     """The verified index, which must be the listed one."""
     entry = segment.entry
-    path, descriptor = open_file(segment, layout.IDX_SUFFIX)
+    file = open_file(segment, layout.IDX_SUFFIX)
+    path = file.path
     report.opened(path)
-    with os.fdopen(descriptor, "rb") as file:
-        encoded = _read(file.read, path)
+    try:
+        encoded = file.read(0, file.size())
+    finally:
+        file.close()
     report.bytes += len(encoded)
     try:
         columns = decode_index(encoded)
@@ -126,14 +128,6 @@ def read_index(segment: Segment, report: ReadReport) -> SegmentColumns:
     if len(encoded) != entry.idx_bytes or found != expected:
         raise Corrupt("is the index of another segment than the listed one", path)
     return columns
-
-
-def _read(read: Any, path: str) -> bytes:
-    try:
-        content: bytes = read()
-    except OSError as error:
-        raise StorageError(f"cannot be read: {error.strerror}", path) from None
-    return content
 
 
 def _choose(
@@ -254,15 +248,9 @@ def _dead_of(
 def _flags_now(segment: Segment, query: Query, report: ReadReport) -> Array:
     """The current flags on disk; damaged ones raise, or count as dead."""
     entry = segment.entry
-    path, descriptor = open_file(segment, layout.DATA_SUFFIX)
+    path = segment.paths(layout.DATA_SUFFIX)[0]
+    content = read_flags(segment)
     report.opened(path)
-    with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        if size != entry.data_bytes:
-            raise Corrupt(f"{size} bytes, listed with {entry.data_bytes}", path)
-        count = entry.record_count
-        content = _read(lambda: os.pread(descriptor, count, size - count), path)
-        del file
     report.bytes += len(content)
     flags = np.frombuffer(content, "u1")
     for row in np.flatnonzero((flags != LIVE) & (flags != DEAD)).tolist():
@@ -366,7 +354,8 @@ class SegmentRecords:
         entry = segment.entry
         # Records are adjacent: one ends where the next begins, or where the flags begin.
         self._offsets = np.append(columns.rows["offset"], columns.flags_offset).astype("<i8")
-        self.path, self._descriptor = open_file(segment, layout.DATA_SUFFIX)
+        self._file = open_file(segment, layout.DATA_SUFFIX)
+        self.path = self._file.path
         report.opened(self.path)
         self._whole: bytes | None = None
         self._is_verified = False
@@ -383,20 +372,20 @@ class SegmentRecords:
                 digest = xxhash.xxh3_64_intdigest(self._whole)
                 self._is_verified = digest == columns.data_checksum
         except BaseException:
-            os.close(self._descriptor)
+            self._file.close()
             raise
 
     def __enter__(self) -> SegmentRecords:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def _check_header(self, segment: Segment) -> None:
         entry, columns = segment.entry, self._columns
-        size = os.fstat(self._descriptor).st_size
-        if size != entry.data_bytes:
-            raise Corrupt(f"{size} bytes, listed with {entry.data_bytes}", self.path)
+        size = self._file.size()
+        if size != segment.stored_bytes:
+            raise Corrupt(f"{size} bytes, listed with {segment.stored_bytes}", self.path)
         try:
             header = decode_data_header(self._pread(0, DATA_HEADER_BYTES))
         except StorageError as error:
@@ -407,7 +396,7 @@ class SegmentRecords:
             raise Corrupt("the header is that of another segment", self.path)
 
     def _pread(self, start: int, length: int) -> bytes:
-        content = _read(lambda: os.pread(self._descriptor, length, start), self.path)
+        content = self._file.read(start, length)
         self._report.bytes += len(content)
         if len(content) != length:
             raise Corrupt(f"ends at {start + len(content)}, in the middle", self.path)
@@ -426,7 +415,7 @@ class SegmentRecords:
 
     def _gather(self, starts: Array, ends: Array) -> tuple[bytes, Array, Array]:
         """Read distant ranges one by one and join them."""
-        breaks = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
+        breaks = np.flatnonzero(starts[1:] - ends[:-1] > self._file.gap_bytes) + 1
         firsts = np.concatenate(([0], breaks))
         lasts = np.concatenate((breaks, [len(starts)])) - 1
         parts = [

@@ -25,9 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from spark_jobs.reader.listing import Lister, Manifests, Segment, TopicList
+from spark_jobs.reader.listing import Lister, TopicList
 from spark_jobs.reader.options import SourceOptions
 from spark_jobs.reader.packing import pack
+from spark_jobs.reader.places.opening import KnownPlace
+from spark_jobs.reader.places.segment import Segment
 from spark_jobs.reader.query import BadOption, Query
 from topics_server.wal.format.manifest import Manifest, SegmentEntry
 
@@ -68,12 +70,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.query = query
         self._until: Positions | None = None
-        self._manifests: Manifests = {}
+        self._known = KnownPlace()
         self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for executors: without the manifests, which they do not need."""
-        return {**self.__dict__, "_manifests": {}, "_warned": set()}
+        return {**self.__dict__, "_known": KnownPlace(), "_warned": set()}
 
     # -- offsets ---------------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Query(topics=self.query.topics),
             cold_dir=options.cold_dir,
             now_ms=0,
-            manifests=self._manifests,
+            known=self._known,
         )
 
 

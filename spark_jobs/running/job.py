@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.options import parse_options, place_of
 from spark_jobs.reader.query import BadOption
 from spark_jobs.running import outputs, pictures
 from spark_jobs.session import NoJava, is_running, spark_session
@@ -24,7 +24,11 @@ SHOWN_ROWS: Final = 20
 def parser_of(name: str, about: str) -> argparse.ArgumentParser:
     """The options of every job."""
     parser = argparse.ArgumentParser(prog=f"topics jobs {name}", description=about)
-    parser.add_argument("data_dir", type=Path, help="data directory of a server, or a copy of one")
+    parser.add_argument(
+        "data_dir",
+        type=place,
+        help="data directory of a server, or a copy of one, or its archive: a folder or a URL",
+    )
     parser.add_argument("--cold-dir", type=Path, help="the server's cold folder")
     parser.add_argument("--topics", metavar="A,B*", help="topics: names, prefixes*, globs (all)")
     parser.add_argument(
@@ -39,6 +43,17 @@ def parser_of(name: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help="rows to print (20)")
     parser.add_argument("--master", help="Spark master; default: all cores of this machine")
     return parser
+
+
+def place(text: str) -> Path | str:
+    """A folder, or the URL of an archive in a bucket; argparse shows the error."""
+    try:
+        found = place_of(text)
+    except BadOption as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if "://" in found:
+        return found
+    return Path(found) if text.startswith("file:") else Path(text)
 
 
 def options_of(given: argparse.Namespace, **more: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import xxhash
 
+from spark_jobs.reader.places.opening import ARCHIVE, is_archive
 from topics_server.wal import layout
 
 MARKER: Final = "_topics_output.json"
@@ -116,6 +117,8 @@ def _kind_of_store(folder: Path) -> str | None:
         raise OutputRefused(f"{folder}: cannot be read: {error.strerror}") from None
     if layout.FORMAT in names and names & {layout.SEGMENTS, layout.WAL, layout.LOCK}:
         return "a data directory"
+    if ARCHIVE in names and b'"archive_id"' in _content(folder / ARCHIVE):
+        return "an archive"
     if layout.WAL in names and layout.SEGMENTS in names:
         return "what is left of a data directory"
     if layout.STORE in names and b'"store_id"' in _content(folder / layout.STORE):
@@ -135,8 +138,13 @@ def _content(file: Path) -> bytes:
 
 
 def store_id_of(data_dir: str | Path) -> str | None:
-    """The id of a data directory's store; None for a store of an older version."""
-    found = _STORE_ID.search(_content(Path(data_dir) / layout.FORMAT))
+    """The id of the store of a data directory, or of an archive in a folder.
+
+    None for a store of an older version, and for a bucket.
+    """
+    folder = Path(data_dir)
+    name = ARCHIVE if is_archive(str(data_dir)) else layout.FORMAT
+    found = _STORE_ID.search(_content(folder / name))
     return None if found is None else found[1].decode()
 
 

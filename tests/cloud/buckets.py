@@ -1,4 +1,4 @@
-"""A small S3 in this process: buckets in memory, conditional puts, lists with a delimiter.
+"""A small S3 in this process: buckets in memory, conditional puts, ranges, lists with a delimiter.
 
 Signatures are not looked at. `failing`: one request in so many is answered with 503, half of
 these after it was carried out.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+_RANGE: Final = re.compile(r"bytes=(\d+)-(\d+)", re.ASCII)
 _TIME: Final = "2026-01-01T00:00:00.000Z"
 _HTTP_TIME: Final = "Thu, 01 Jan 2026 00:00:00 GMT"
 
@@ -123,7 +125,14 @@ class _Handler(BaseHTTPRequestHandler):
         facts = {"ETag": _tag(content), "Last_Modified": _HTTP_TIME}
         if self.command == "HEAD":
             facts["Content_Length"] = str(len(content))
-        return 200, content, facts
+        asked = _RANGE.fullmatch(self.headers.get("Range") or "")
+        if asked is None:
+            return 200, content, facts
+        start, end = int(asked[1]), min(int(asked[2]) + 1, len(content))
+        if start >= end:
+            return 416, b"<Error><Code>InvalidRange</Code></Error>", {}
+        facts["Content_Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        return 206, content[start:end], facts
 
     def _listed(self, bucket: str, query: dict[str, list[str]]) -> bytes:
         prefix = query.get("prefix", [""])[0]

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.reader.columns import schema_of
-from spark_jobs.reader.listing import Listing, SegmentGone, list_segments
+from spark_jobs.reader.listing import Listing, list_segments
 from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.places.segment import SegmentGone
 from spark_jobs.reader.query import BadOption, Query
 from spark_jobs.reader.report import ReadReport
 from spark_jobs.reader.segments import read_segments
@@ -304,7 +305,9 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"partitionBytes": "1"}, "partitionBytes is at least 16384"),
         ({"tags": "a*b"}, "one * at its end"),
         ({"path": ""}, "the data directory is missing"),
-        ({"path": "s3://bucket/x"}, "only directories that are mounted"),
+        ({"path": "hdfs://bucket/x"}, "another scheme than file, s3, gs and az"),
+        ({"path": "s3://key:secret@bucket/x"}, "a user, a query or a fragment"),
+        ({"coldDir": "s3://bucket/x"}, "only directories that are mounted"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, str], said: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Final
 import pytest
 
 from spark_jobs import export, to_parquet
-from spark_jobs.reader.listing import SegmentGone, list_segments
+from spark_jobs.reader.listing import list_segments
+from spark_jobs.reader.places.segment import SegmentGone
 from spark_jobs.reader.query import Query
 from spark_jobs.session import TIME_ZONE
 from tests.contract.driver import Api, Server, eventually, good

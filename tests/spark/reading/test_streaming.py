@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.reader.listing import SegmentGone
 from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.places.segment import SegmentGone
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.logs import seal_all

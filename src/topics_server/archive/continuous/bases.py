@@ -8,6 +8,7 @@ kept. A folder that no part names is one of a killed or stopped archiver. Called
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from topics_server.archive.continuous.format import KeptBase, base_folder, digest_of
@@ -47,10 +48,16 @@ class ArchiveBases:
 
     def kept(self) -> list[KeptBase]:
         """Every base that counts, newest first. Raises `Corrupt` if a part on the way is lost."""
+        return list(self._kept())
+
+    def newest(self) -> KeptBase | None:
+        """The newest base that counts, by few reads; None: there is none yet. Raises `Corrupt`."""
+        return next(self._kept(), None)
+
+    def _kept(self) -> Iterator[KeptBase]:
         history = self._history
         pruned = history.pruned()
         judged = 0 if pruned is None else pruned.judged_part
-        found: list[KeptBase] = []
         newest = history.newest()
         number = history.facts(newest).base_part if newest else 0
         while number > judged:
@@ -58,11 +65,10 @@ class ArchiveBases:
                 facts = history.facts(number)
             except NotThere:
                 raise Corrupt("is missing, and it names a base", history.path_of(number)) from None
-            found.append(KeptBase(facts.base, facts.base_xxh3, number, facts.stretch))
+            yield KeptBase(facts.base, facts.base_xxh3, number, facts.stretch)
             number = facts.base_before
         if pruned is not None:
-            found += sorted(pruned.bases, key=lambda base: -base.part)
-        return found
+            yield from sorted(pruned.bases, key=lambda base: -base.part)
 
     def opened(self, base: KeptBase) -> ArchiveBase:
         """A base with its facts. Raises `StorageError`."""

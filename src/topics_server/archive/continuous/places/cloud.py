@@ -8,27 +8,21 @@ of another is left alone until somebody removes it. Called by `opening`.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from topics_server.archive.continuous.places.ranges import open_bucket, reason_of
 from topics_server.runtime.clock import now_ms, pause, random_hex
 from topics_server.values.errors import NotThere, StartRefused, StorageError
 from topics_server.values.limits import MIB
 from topics_server.wal.fs import Buffer, Lock
 
-PACKAGE: Final = "obstore"
 _LOCK: Final = "LOCK"
 # A request ends after 30 seconds; `retrying` tries again, unless the server stops.
-_RETRY: Final = {"max_retries": 1}
-# What may hold a signature, and the rest of its word.
-_QUERY: Final = re.compile(r"\?\S+")
-_REASON_MAX: Final = 300
+_RETRIES: Final = 1
 # Nobody but a person removes the lock of a prune that could not.
 _RELEASE_TRIES: Final = 5
 _RELEASE_PAUSE_S: Final = 0.1
@@ -43,27 +37,12 @@ class _Holder(msgspec.Struct, frozen=True):
     since_ts: int
 
 
-def is_installed() -> bool:
-    """Whether object stores can be used at all."""
-    return importlib.util.find_spec(PACKAGE) is not None
-
-
 def open_cloud(url: str, holder: str, bytes_per_s: int) -> CloudStore:
     """*Blocking.* The bucket that a URL names. Raises `StartRefused` without obstore.
 
     `holder`: names the server whose lock survives a kill; empty: of a verb of the command line.
     """
-    if not is_installed():
-        raise StartRefused(
-            f"this kind of archive needs the package {PACKAGE}: pip install {PACKAGE}"
-        )
-    api = importlib.import_module(PACKAGE)
-    errors = importlib.import_module(f"{PACKAGE}.exceptions")
-    from_url = importlib.import_module(f"{PACKAGE}.store").from_url
-    try:
-        opened = from_url(url, retry_config=_RETRY)
-    except (errors.BaseError, OSError, ValueError) as error:
-        raise StorageError(_reason_of(error), url) from None
+    api, errors, opened = open_bucket(url, _RETRIES)
     return CloudStore(url, api, errors, opened, holder or random_hex(16), bytes_per_s)
 
 
@@ -193,7 +172,7 @@ class CloudStore:
     def _error(self, error: Exception, name: str) -> StorageError:
         if isinstance(error, self._errors.NotFoundError | FileNotFoundError):
             return NotThere("does not exist", self.path_of(name))
-        return StorageError(_reason_of(error), self.path_of(name))
+        return StorageError(reason_of(error), self.path_of(name))
 
 
 class _CloudLock:
@@ -220,9 +199,3 @@ class _CloudLock:
 
 def _shown(ts_ms: int) -> str:
     return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _reason_of(error: Exception) -> str:
-    """The first line of an error, short, and without what may hold a signature."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _QUERY.sub("?...", lines[0])[:_REASON_MAX]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topics_server.archive.continuous.places.cloud import PACKAGE, is_installed, open_cloud
+from topics_server.archive.continuous.places.cloud import open_cloud
+from topics_server.archive.continuous.places.ranges import PACKAGE, is_installed
 from topics_server.archive.continuous.places.retrying import RetryingStore
 from topics_server.archive.continuous.places.shared_folder import ArchiveStore, SharedFolder
 from topics_server.archive.folder_owner import refuse_same_place

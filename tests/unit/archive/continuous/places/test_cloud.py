@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from topics_server.archive.continuous.places import cloud
+from topics_server.archive.continuous.places import cloud, ranges
 from topics_server.archive.continuous.places.cloud import CloudStore, open_cloud
 from topics_server.archive.object_store import read_whole
 from topics_server.values.errors import NotThere, StartRefused, StorageError
@@ -219,6 +219,6 @@ def test_a_lock_can_be_broken_and_its_late_holder_removes_no_other() -> None:
 def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cloud, "is_installed", lambda: False)
+    monkeypatch.setattr(ranges, "is_installed", lambda: False)
     with pytest.raises(StartRefused, match="pip install obstore"):
         open_cloud(URL, "", 0)
