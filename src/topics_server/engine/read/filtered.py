@@ -73,12 +73,19 @@ class Search:
 
     def __init__(self, wanted: Filter, matcher: Matcher | None = None) -> None:
         self.wanted = wanted
-        self.matcher = Matcher(wanted) if matcher is None else matcher
+        self._matcher = matcher
         self.found: dict[int, Rows] = {}
         self.ahead: dict[tuple[int, int], Block] = {}
         self.after = self.ahead_rows = self.ahead_bytes = 0
         self._topic_id: int | None = None
-        self._began = self.matcher.spent
+        self._began = 0 if matcher is None else matcher.spent
+
+    @property
+    def matcher(self) -> Matcher:
+        """Decides records in memory; made for the first of them."""
+        if self._matcher is None:
+            self._matcher = Matcher(self.wanted)
+        return self._matcher
 
     def of_topic(self, topic_id: int) -> None:
         """The search is of this topic; what was found in an earlier one of its name is forgotten.
@@ -96,12 +103,13 @@ class Search:
 
     def begin(self) -> None:
         """A page is planned from here on."""
-        self._began = self.matcher.spent
+        self._began = 0 if self._matcher is None else self._matcher.spent
 
     @property
     def is_tired(self) -> bool:
         """Whether the page ends here, as its filter has taken as much time as a page may."""
-        return self.matcher.spent - self._began >= PAGE_LOOKUPS_MAX
+        matcher = self._matcher
+        return matcher is not None and matcher.spent - self._began >= PAGE_LOOKUPS_MAX
 
     @property
     def is_spent(self) -> bool:
