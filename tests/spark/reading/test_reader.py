@@ -25,7 +25,7 @@ from spark_jobs.reader.segments import read_segments
 from tests.contract.driver import ROOT, Server, eventually, good
 from tests.crash.kills.test_webhooks import EVENT_LIST, TOPIC, load
 from tests.spark.logs import seal_all
-from topics_server.values.blocks import make_block
+from topics_server.values.blocks import Block, make_block
 from topics_server.wal.format.manifest import HOT, Manifest, SegmentEntry, encode_manifest
 from topics_server.wal.format.segment import decode_index
 from topics_server.wal.segments.packing import pack
@@ -254,6 +254,41 @@ def test_what_is_not_sealed_is_counted(server: Server) -> None:
     assert len(read(server.data_dir)) == 5
 
 
+def written(target: Path, block: Block, dead: bytes) -> None:
+    """A directory with this block as its only segment."""
+    data, idx = pack(1, 1, [block], dead)
+    columns = decode_index(idx)
+    folder = target / "segments" / "1"
+    folder.mkdir(parents=True)
+    (target / "FORMAT").write_text("{}")
+    (folder / "0000000001.data").write_bytes(data)
+    (folder / "0000000001.idx").write_bytes(idx)
+    times = block.times[0], block.times[-1]
+    seqs = block.first_seq, block.last_seq
+    entry = SegmentEntry(1, HOT, *seqs, *times, len(data), len(idx), columns.data_checksum)
+    manifest = Manifest(1, "t", 1, {}, block.last_seq, 0, (), 2, (entry,))
+    (folder / "manifest").write_bytes(encode_manifest(manifest))
+
+
+def test_a_trace_is_not_in_meta(tmp_path: Path) -> None:
+    trace = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    rests = [b"", b'{"m":1}', b' {"$content_type":"image/png"}', b'{"m":2}', b""]
+    metas = [trace + rests[0], trace + rests[1], trace + rests[2], rests[3], trace]
+    datas = [b"1", b'{"a":2}', b"\xff", b"4", b"5"]
+    block = make_block(5, array("q", range(5)), datas, metas, [None] * 5, [None] * 5)
+    written(tmp_path, block, bytes([0, 0, 0, 0, 1]))
+    rows = read(tmp_path, query(columns="seq,data,meta,kind,deleted", deleted="true"))
+    assert [(r["seq"], r["data"], r["meta"], r["kind"], r["deleted"]) for r in rows] == [
+        (5, "1", None, "json", False),
+        (6, '{"a":2}', '{"m":1}', "json", False),
+        (7, "/w==", ' {"$content_type":"image/png"}', "bytes", False),
+        (8, "4", '{"m":2}', "json", False),
+        (9, None, None, "json", True),
+    ]
+    few = read(tmp_path, query(columns="seq,meta", fromSeq="6", toSeq="7"))
+    assert [r["meta"] for r in few] == ['{"m":1}', ' {"$content_type":"image/png"}']
+
+
 def test_bytes_are_base64_in_text_and_themselves_in_binary(tmp_path: Path) -> None:
     """Kind 2: data are raw bytes, also empty ones and bytes that are not UTF-8."""
     datas = [b'{"a":1}', b"\xff\x00raw", b"", b"plain text"]
@@ -261,16 +296,7 @@ def test_bytes_are_base64_in_text_and_themselves_in_binary(tmp_path: Path) -> No
         make_block(5, array("q", [1, 2, 3, 4]), datas, None, [None] * 4, ["n"] * 4),
         kinds=bytes([0, 2, 2, 1]),
     )
-    data, idx = pack(1, 1, [block], bytes(4))
-    columns = decode_index(idx)
-    folder = tmp_path / "segments" / "1"
-    folder.mkdir(parents=True)
-    (tmp_path / "FORMAT").write_text("{}")
-    (folder / "0000000001.data").write_bytes(data)
-    (folder / "0000000001.idx").write_bytes(idx)
-    entry = SegmentEntry(1, HOT, 5, 8, 1, 4, len(data), len(idx), columns.data_checksum)
-    manifest = Manifest(1, "t", 1, {}, 8, 0, (), 2, (entry,))
-    (folder / "manifest").write_bytes(encode_manifest(manifest))
+    written(tmp_path, block, bytes(4))
     texts = read(tmp_path, query(columns="data,kind"))
     assert [(r["data"], r["kind"]) for r in texts] == [
         ('{"a":1}', "json"),
