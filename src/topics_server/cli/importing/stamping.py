@@ -7,8 +7,8 @@ A record that is imported gets a new seq and a new time. Where it came from stay
 
 `from` names the source, `line` the line of a file, `seq` and `ts` are those at the source (absent
 if the line has none). A record of bytes, which an export and a diff show as Base64, keeps
-`encoding` and `content_type` there. A record that was imported before keeps its earlier stamp as
-`before`. All other bytes of `data` and `meta` stay as they were.
+`encoding` and `content_type` there, a record with a trace keeps `trace`. A record that was imported
+before keeps its earlier stamp as `before`. All other bytes of `data` and `meta` stay as they were.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     ts: int | None = None
     encoding: str | None = None
     content_type: str | None = None
+    trace: str | None = None
     before: Raw | None = None
 
     @property
@@ -104,7 +105,7 @@ def stamped_record(members: Mapping[str, Raw], source: str, line: int | None) ->
     meta = _part(members, "meta", b"{", "object")
     encoding = _text(members, "$encoding")
     content_type = _text(members, "$content_type")
-    origin = Origin(source, line, seq, ts, encoding, content_type)
+    origin = Origin(source, line, seq, ts, encoding, content_type, _text(members, "$trace"))
     cut = Cut(bytes(members["data"]), tag, node, stamped_meta(meta, origin))
     return Stamped(cut.render(), seq, ts)
 

@@ -76,6 +76,16 @@ def test_a_line_as_a_writer_sends_it_has_no_time() -> None:
     )
 
 
+def test_a_trace_is_kept_in_the_stamp() -> None:
+    """An import has no request of its own for each record: the trace is where the record was."""
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    line = b'{"$seq":5,"$ts":8,"$trace":"%s","data":1}' % trace.encode()
+    assert stamped(line) == (
+        b'{"data":1,"meta":{"$imported":{"from":"s","line":7,"seq":5,"ts":8,"trace":"%s"}}}'
+        % trace.encode()
+    )
+
+
 def test_bytes_keep_their_content_type_in_the_stamp() -> None:
     found = json.loads(
         stamped(b'{"$seq":1,"$ts":2,"$encoding":"base64","$content_type":"a/b","data":"QQ=="}')
