@@ -1,7 +1,7 @@
 """Random calls through both APIs of one node on a fake disk: each shows a fold of the same history.
 
-Writes come as `/v0` appends and as stream appends, in any mix. Streams are made, forked, closed and
-deleted. Records are deleted by range, by tag and by seq, or lost to a cap. Segments are tiny,
+Writes come as `/v0` appends and as stream appends, in any mix, with and without traces. Streams are
+made, forked, closed and deleted. Records are deleted by range, by tag and by seq, or lost to a cap. Segments are tiny,
 checkpoints are taken, and the node stops, is killed, or loses its power (class fsync only). Between
 the calls the test reads through each API: whole diffs in pages of any size, streams from offsets
 kept since the beginning of the run, waiting long-polls, and followers as of a watch. The model is
@@ -15,6 +15,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from tests.model.two_apis.doors_truth import PlainStream, Rec
@@ -43,6 +44,7 @@ from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.model import Durability, TagMatch, TopicConfig
+from topics_server.values.record_codecs import with_trace
 from topics_server.wal.tools.dump import verify
 
 JSON: Final = "application/json"
@@ -111,6 +113,10 @@ class Follower:
         assert not missing, f"{self.stream.path}: a follower was not told of {missing}"
 
 
+def _traced(new: list[Rec], trace: bytes) -> list[Rec]:
+    return [replace(rec, trace=trace.decode()) for rec in new]
+
+
 class DoorsSimulation:
     """One run of this many calls."""
 
@@ -131,6 +137,8 @@ class DoorsSimulation:
         self.offsets: dict[str, list[str]] = {path: [] for path in PATHS}
         self.followers: list[Follower] = []
         self.counts: Counter[str] = Counter()
+        # Dice of their own: the runs of earlier seeds stay as they were.
+        self._trace_dice = random.Random(f"traces {seed}")
         # With a waiting reader, the entry is written there.
         self._aim: list[str] = []
         self._ids = 0
@@ -213,7 +221,9 @@ class DoorsSimulation:
         if rng.random() < 0.4:
             body, new = self._body(content_type)
         closes = rng.random() < 0.08
-        asked = CreateAsked(content_type, body=body, closes=closes)
+        trace = self._trace()
+        new = _traced(new, trace)
+        asked = CreateAsked(content_type, body=body, closes=closes, trace=trace)
         old = self.streams.get(path)
         if old is None and self._is_held(path):
             await self._refused(self.node.streams.create(path, asked), Code.STREAM_CONFLICT)
@@ -283,7 +293,8 @@ class DoorsSimulation:
         stream = self.streams.get(path)
         new = [self._json(tagged=True) for _ in range(rng.choice((1, 1, 2, 5)))]
         body = b'{"records":[%b]}' % b",".join(map(_as_record, new))
-        decoded = decode_append(body)
+        trace = self._trace()
+        decoded, new = with_trace(decode_append(body), trace), _traced(new, trace)
         name = path if stream is None else stream.name
         call = self.node.store.append(name, body, decoded, header_key=None, config=None)
         if stream is not None and stream.is_closed:
@@ -308,7 +319,9 @@ class DoorsSimulation:
         stream = self.streams.get(path)
         body, new = self._body(stream.content_type if stream is not None else JSON)
         closes = self.rng.random() < 0.03
-        asked = AppendAsked(stream.content_type if stream is not None else JSON, closes=closes)
+        trace = self._trace()
+        content_type = stream.content_type if stream is not None else JSON
+        asked, new = AppendAsked(content_type, closes=closes, trace=trace), _traced(new, trace)
         call = self.node.streams.append(path, body, asked)
         if stream is None:
             await self._refused(call, self._absent(path))
@@ -346,6 +359,11 @@ class DoorsSimulation:
         meta = b'{"m":%d }' % self._ids if rng.random() < 0.3 else b""
         tag = rng.choice((None, "a", "a:1", "a:2", "b"))
         return Rec(data, None, meta, tag, rng.choice((None, None, "n1")))
+
+    def _trace(self) -> bytes:
+        """The trace of the next write, if it has one."""
+        number = self._trace_dice.randint(1, 2**64)
+        return b"00-%032x-00f067aa0ba902b7-01" % number if number % 2 else b""
 
     async def _delete(self) -> None:
         stream, rng = self._any(), self.rng
@@ -394,7 +412,8 @@ class DoorsSimulation:
         body, new = b"", list[Rec]()
         if not source.cap_records and rng.random() < 0.3:
             body, new = self._body(source.content_type)
-        asked = CreateAsked(fork=ForkAsked(source.path, at, sub_offset), body=body)
+        trace = self._trace()
+        asked = CreateAsked(fork=ForkAsked(source.path, at, sub_offset), body=body, trace=trace)
         made = await self.node.streams.create(path, asked)
         assert made.is_new
         fork.name, fork.topic_id = made.view.topic, made.view.topic_id
@@ -407,7 +426,7 @@ class DoorsSimulation:
         above = [(each[0], each[1], min(each[2], tail)) for each in source.ancestors]
         fork.ancestors = [*above, (source.path, source.topic_id, tail)]
         fork.append([Rec(prefix, source.content_type)] if prefix else [])
-        fork.append(new)
+        fork.append(_traced(new, trace))
         assert made.view.tail == fork.position(fork.head)
         self.streams[path] = fork
         self.counts["forked"] += 1

@@ -22,13 +22,14 @@ Outcome = tuple[list[int], Position] | tuple[Code, Position | None]
 
 @dataclass(slots=True, frozen=True)
 class Rec:
-    """A record: `content_type` of bytes, None of JSON; `meta` as sent, empty if absent."""
+    """A record: `content_type` of bytes, None of JSON; `meta`, `trace` as sent, empty if absent."""
 
     data: bytes
     content_type: str | None = None
     meta: bytes = b""
     tag: str | None = None
     node: str | None = None
+    trace: str = ""
 
     def shown(self, seq: int) -> dict[str, Any]:
         """The record in a diff with all fields except its time."""
@@ -37,6 +38,8 @@ class Rec:
             told["$node"] = self.node
         if self.tag is not None:
             told["$tag"] = self.tag
+        if self.trace:
+            told["$trace"] = self.trace
         if self.content_type is None:
             told["data"] = json.loads(self.data)
         else:

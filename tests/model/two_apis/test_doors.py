@@ -16,6 +16,7 @@ from topics_server.engine.topic.stream_facts import StreamState
 from topics_server.streams import forks, positions, service
 from topics_server.streams.values import Position
 from topics_server.values import blocks, json_cache, record_codecs
+from topics_server.values.appends import of_columns
 from topics_server.values.errors import StorageError, TopicsError
 
 _RUNS: Final = range(1, 41)
@@ -89,6 +90,24 @@ def _deletes_of_sealed_records_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sealer.Sealer, "_flip", keep)
 
 
+def _replay_loses_traces(patch: pytest.MonkeyPatch) -> None:
+    def decode_body(body: bytes, grammar: int, trace: bytes) -> Any:
+        return record_codecs.decode_body(body, grammar)
+
+    patch.setattr("topics_server.engine.topic.writes.append.decode_body", decode_body)
+
+
+def _copies_lose_traces(patch: pytest.MonkeyPatch) -> None:
+    whole = forks._columns
+
+    def columns(page: Any, first_seq: int, last_seq: int) -> Any:
+        decoded, dead = whole(page, first_seq, last_seq)
+        metas = [blocks.split_trace(meta)[1] for meta in decoded.metas]
+        return of_columns(decoded.datas, metas, decoded.tags, decoded.nodes), dead
+
+    patch.setattr(forks, "_columns", columns)
+
+
 def _closed_streams_take_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "check", lambda self, name, step: None)
 
@@ -103,6 +122,8 @@ BREAKS: Final[list[Callable[[pytest.MonkeyPatch], None]]] = [
     _deleted_records_come_back_in_forks,
     _copies_name_the_grammar_of_their_request,
     _deletes_of_sealed_records_are_forgotten,
+    _replay_loses_traces,
+    _copies_lose_traces,
     _closed_streams_take_more,
 ]
 
