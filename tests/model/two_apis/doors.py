@@ -1,11 +1,12 @@
 """Random calls through both APIs of one node on a fake disk: each shows a fold of the same history.
 
 Writes come as `/v0` appends and as stream appends, in any mix, with and without traces. Streams are
-made, forked, closed and deleted. Records are deleted by range, by tag and by seq, or lost to a cap. Segments are tiny,
-checkpoints are taken, and the node stops, is killed, or loses its power (class fsync only). Between
-the calls the test reads through each API: whole diffs in pages of any size, streams from offsets
-kept since the beginning of the run, waiting long-polls, and followers as of a watch. The model is
-one list of records for each topic (`doors_truth`). The seed decides the whole run.
+made, forked, closed and deleted. Records are deleted by range, by tag and by seq, or lost to a cap.
+Segments are tiny, checkpoints are taken, and the node stops, is killed, or loses its power (class
+fsync only). Between the calls the test reads through each API: whole diffs in pages of any size,
+streams from offsets kept since the beginning of the run, waiting long-polls, and followers as of a
+watch. The model is one list of records for each topic (`doors_truth`). The seed decides the whole
+run.
 """
 
 from __future__ import annotations
