@@ -29,6 +29,8 @@ class Buckets:
         self.lock = threading.Lock()
         self.failing = failing
         self.failed = 0
+        # Method, path, and the prefix of a list, of each request that was carried out.
+        self.asked: list[str] = []
         self.rng = random.Random(1)
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
@@ -97,6 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(url.query, keep_blank_values=True)
         path = unquote(url.path).lstrip("/")
         objects = self.store.objects
+        self.store.asked.append(f"{self.command} {path}{''.join(query.get('prefix', []))}")
         if self.command == "POST" and "delete" in query:
             bucket = path.split("/")[0]
             keys = [

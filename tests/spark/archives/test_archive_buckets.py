@@ -7,16 +7,19 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from spark_jobs.reader.listing import list_segments
+from spark_jobs.reader.listing import Lister, list_segments
 from spark_jobs.reader.places.files import BucketObject
+from spark_jobs.reader.places.opening import KnownPlace
 from spark_jobs.reader.places.segment import SegmentGone
 from spark_jobs.reader.report import ReadReport
+from spark_jobs.reader.segments import read_segments
 from spark_jobs.session import NO_JAVA, find_java
 from tests.cloud.buckets import Buckets
 from tests.contract.driver import ROOT
@@ -98,6 +101,36 @@ def test_a_listing_needs_nothing_of_the_segments(bucket: tuple[Buckets, str]) ->
         for suffix in (layout.DATA_SUFFIX, layout.IDX_SUFFIX)
         for path in segment.paths(suffix)
     } <= gone
+
+
+def test_what_a_plan_and_a_read_ask_of_the_store(bucket: tuple[Buckets, str]) -> None:
+    """Requests cost money: manifests are read once a base, and small objects by one request."""
+    store, url = bucket
+    store.failing = 0
+    known, asked = KnownPlace(), query(topics="orders")
+
+    def requests() -> Counter[str]:
+        """How many there were for each kind of object, since the last call."""
+        prefix = url.removeprefix("s3://archives/")
+        kinds = Counter(
+            each.partition(prefix)[2].split("/")[1] if prefix in each else each
+            for each in store.asked
+        )
+        store.asked.clear()
+        return kinds
+
+    store.asked.clear()
+    segments = Lister(url, asked, known=known).list_topic("orders")
+    assert segments is not None
+    # The facts of the base, and the manifests and flags of all topics, which are few.
+    assert requests() == {"ARCHIVE": 2, "parts": 4, "pruned": 1, "bases": 2}
+    Lister(url, asked, known=known)
+    assert requests() == {"ARCHIVE": 2, "parts": 4, "pruned": 1}
+    rows = [
+        seq for batch in read_segments(segments.segments, asked) for seq in batch["seq"].to_pylist()
+    ]
+    assert rows == list(range(4, 31))
+    assert requests() == {"segments": 2 * len(segments.segments)}
 
 
 def test_an_error_names_the_object_and_no_secret(bucket: tuple[Buckets, str]) -> None:
