@@ -47,7 +47,9 @@ def arguments(words: list[str]) -> argparse.Namespace:
         "--quick", action="store_true", help="small and short, only to see that it runs"
     )
     parser.add_argument(
-        "--records", type=int, help=f"records of the cases memory and find (default {RECORDS:,})"
+        "--records",
+        type=int,
+        help=f"records of memory, find and views-rebuild (default {RECORDS:,})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the report")

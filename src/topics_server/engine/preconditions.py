@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.commit.pending_names import change_or_timeout
+from topics_server.engine.commit.topic_waits import TopicWaits
 from topics_server.engine.ports import Clock
 from topics_server.engine.topic.quotas import Quotas, limit_reached
 from topics_server.engine.topic.registry import Registry
@@ -75,7 +75,7 @@ class Preconditions:
     ) -> None:
         self._registry = registry
         self._quotas = quotas
-        self._notifier = notifier
+        self._waits = TopicWaits(notifier)
         self._clock = clock
         self.is_disk_low = False
 
@@ -104,7 +104,7 @@ class Preconditions:
             left_ms = began_ms + _SEAL_WAIT_MS_MAX - self._clock.monotonic_ms()
             if left_ms <= 0:
                 raise tail_too_long()
-            await change_or_timeout(self._notifier, topic.topic_id, left_ms)
+            await self._waits.change_or_timeout(topic.topic_id, left_ms)
         return self._clock.monotonic_ms() - began_ms
 
 

@@ -19,7 +19,7 @@ from topics_server.engine.answers import (
     ReadRequest,
 )
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.commit.pending_names import change_or_timeout
+from topics_server.engine.commit.topic_waits import TopicWaits
 from topics_server.engine.filters import Filter
 from topics_server.engine.log.log import Log
 from topics_server.engine.ports import Clock
@@ -43,6 +43,7 @@ class Reads:
     ) -> None:
         self._registry = registry
         self._notifier = notifier
+        self._waits = TopicWaits(notifier)
         self._fetcher = fetcher
         self._clock = clock
         self.is_draining = False
@@ -82,7 +83,7 @@ class Reads:
             if search is not None:
                 search.forget()
             if page.caught_up and topic.log.head_seq == page.head_seq:
-                await change_or_timeout(self._notifier, topic.topic_id, left_ms)
+                await self._waits.change_or_timeout(topic.topic_id, left_ms)
             else:
                 # Pages of records in memory wait for nothing.
                 await asyncio.sleep(0)

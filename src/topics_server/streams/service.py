@@ -17,10 +17,10 @@ from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadReq
 from topics_server.engine.appends import PendingAppend
 from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.commit.pending_names import change_or_timeout
 from topics_server.engine.commit.pipeline import Ticket
 from topics_server.engine.commit.repeats import repeated
 from topics_server.engine.commit.ticket_waits import applied
+from topics_server.engine.commit.topic_waits import TopicWaits
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.stream_writes import StreamWrites
@@ -68,7 +68,7 @@ class Streams:
         self._large_appends = large_appends
         self._registry = registry
         self._writes = writes
-        self._notifier = notifier
+        self._waits = TopicWaits(notifier)
         self._clock = clock
         # Readers that wait for more of a topic: the topic counts as used while there are any.
         self._waiting: Counter[int] = Counter()
@@ -397,7 +397,7 @@ class Streams:
         topic_id = topic.topic_id
         self._waiting[topic_id] += 1
         try:
-            await change_or_timeout(self._notifier, topic_id, left_ms)
+            await self._waits.change_or_timeout(topic_id, left_ms)
         finally:
             self._waiting[topic_id] -= 1
             if not self._waiting[topic_id]:

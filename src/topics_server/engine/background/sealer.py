@@ -9,6 +9,7 @@ Seal). A failed job is logged and tried again later: no data is lost by not seal
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeVar
@@ -85,10 +86,11 @@ class Sealer:
         # The error of each failing topic, until its work succeeds or it is dropped.
         self.failures: dict[int, StorageError] = {}
         # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
-        self._due: dict[int, None] = {}
+        # The first and the last lose their front: plain dictionaries would take longer each time.
+        self._due: OrderedDict[int, None] = OrderedDict()
         self._aging: dict[int, None] = {}
         self._expiring: dict[int, None] = {}
-        self._dropped: dict[int, int] = {}
+        self._dropped: OrderedDict[int, int] = OrderedDict()
         # Topics with segments that a kept snapshot reports as damaged, though they may have healed.
         self._healed: set[int] = set()
         self._snapshots_taken = 0
@@ -264,8 +266,7 @@ class Sealer:
             topic_id, lsn = next(iter(self._dropped.items()))
             await self._drop_topic(topic_id, lsn)
             return
-        topic_id = next(iter(self._due))
-        del self._due[topic_id]
+        topic_id, _ = self._due.popitem(last=False)
         topic = self._registry.get(topic_id)
         if topic is None:
             return

@@ -1,11 +1,9 @@
-"""Waits for a topic's change, or for a pending create, configure or drop."""
+"""Waits for a pending create, configure or drop of a name."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
-from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import Ticket
 from topics_server.engine.commit.ticket_waits import applied, resolved
 
@@ -42,21 +40,3 @@ class PendingNames:
         """Return when no create, configure or drop of the name is in flight."""
         while (ticket := self.tickets.get(name)) is not None:
             await resolved(ticket)
-
-
-async def change_or_timeout(notifier: Notifier, topic_id: int, timeout_ms: float) -> None:
-    """Return when the topic changes, or when the time is over."""
-    loop = asyncio.get_running_loop()
-    changed: asyncio.Future[None] = loop.create_future()
-
-    def notify() -> None:
-        if not changed.done():
-            changed.set_result(None)
-
-    timer = loop.call_later(timeout_ms / 1000, notify)
-    notifier.add(topic_id, notify)
-    try:
-        await changed
-    finally:
-        timer.cancel()
-        notifier.remove(topic_id, notify)
