@@ -30,12 +30,12 @@ class TopicWaits:
         """Return when the topic changes, or when the time is over."""
         loop = asyncio.get_running_loop()
         changed: asyncio.Future[None] = loop.create_future()
-        is_told = False
+        is_in_line = False
 
         def notify() -> None:
-            nonlocal is_told
-            if not is_told:
-                is_told = True
+            nonlocal is_in_line
+            if not is_in_line:
+                is_in_line = True
                 self._line.append(changed)
                 self._end_some()
 
