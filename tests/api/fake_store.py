@@ -251,7 +251,14 @@ class FakeStore:
         return self.consumer(name, consumer), created
 
     async def commit_consumer(
-        self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+        self,
+        name: str,
+        consumer: str,
+        seq: int,
+        *,
+        rewind: bool = False,
+        if_seq: int | None = None,
+        topic_id: int | None = None,
     ) -> tuple[ConsumerState, bool]:
         before = self.read_start(name, consumer)
         self._topic(name).consumers[consumer] = seq if rewind else max(seq, before)

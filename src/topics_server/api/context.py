@@ -307,7 +307,14 @@ class StorePort(Protocol):
         ...
 
     async def commit_consumer(
-        self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+        self,
+        name: str,
+        consumer: str,
+        seq: int,
+        *,
+        rewind: bool = False,
+        if_seq: int | None = None,
+        topic_id: int | None = None,
     ) -> tuple[ConsumerState, bool]:
         """Commit a seq; whether the consumer moved."""
         ...

@@ -29,6 +29,7 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.retention import held_by
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import ConsumerDeleted, ConsumerMoved, Entry, TopicDropped
+from topics_server.values.errors import topic_not_found
 from topics_server.values.limits import CONSUMERS_MAX
 from topics_server.values.model import ConsumerHold
 
@@ -92,15 +93,25 @@ class ConsumerCursors:
                 return self._state_of(topic, consumer, done), is_new
 
     async def commit_consumer(
-        self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+        self,
+        name: str,
+        consumer: str,
+        seq: int,
+        *,
+        rewind: bool = False,
+        if_seq: int | None = None,
+        topic_id: int | None = None,
     ) -> tuple[ConsumerState, bool]:
         """Commit a seq, durable before it returns; whether the consumer moved.
 
-        Raises `topic_not_found` and what `decide_commit` raises.
+        `topic_id`: the topic that the seq is of; a later one of its name is not meant. Raises
+        `topic_not_found` and what `decide_commit` raises.
         """
         while True:
             await self._pending_names.over(name)
             topic = self._registry.existing(name)
+            if topic_id is not None and topic.topic_id != topic_id:
+                raise topic_not_found(name)
             lsn = topic.consumers.staged_lsn(consumer)
             ticket = None if lsn is None else self._commits.find(topic.topic_id, lsn)
             if if_seq is None or ticket is None:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import httpx
+from tests.crash.watch.watch_wire import Broken, Http
 
 RECORDS: Final = 2_000
-WITHIN_S: Final = 60.0
+# Connections; each commits for its share of the consumers, one after the other.
+CLIENTS: Final = 32
 
 
 class Committers:
     """So many consumers of one topic, each committed in steps; `acknowledged`: its last answer."""
 
-    def __init__(self, url: str, consumers: int) -> None:
+    def __init__(self, port: int, consumers: int) -> None:
         self.acknowledged = {f"c{number}": 0 for number in range(consumers)}
         self.commits = 0
-        self._url = url
+        self._port = port
         self._moved = asyncio.Event()
-        self._stopping = False
+        self._over = asyncio.Event()
 
     def stop(self) -> None:
-        """Let every consumer finish its commit."""
-        self._stopping = True
+        """Let every client finish its commit."""
+        self._over.set()
 
     async def until(self, count: int) -> None:
         """Return when so many commits are acknowledged."""
@@ -32,31 +33,39 @@ class Committers:
             await self._moved.wait()
 
     async def run(self) -> None:
-        """Commit until stopped."""
-        limits = httpx.Limits(max_connections=32)
-        async with (
-            httpx.AsyncClient(base_url=self._url, trust_env=False, limits=limits) as http,
-            asyncio.TaskGroup() as group,
-        ):
-            for number, name in enumerate(self.acknowledged):
-                group.create_task(self._commit_all(http, name, 1 + number % 7))
+        """Commit until stopped, or until every consumer is at the end."""
+        numbers = range(len(self.acknowledged))
+        async with asyncio.TaskGroup() as group:
+            for first in range(min(CLIENTS, len(numbers))):
+                group.create_task(self._commit_in_turn(numbers[first::CLIENTS]))
 
-    async def _commit_all(self, http: httpx.AsyncClient, name: str, step: int) -> None:
-        async with asyncio.timeout(20 * WITHIN_S):
-            while not self._stopping and self.acknowledged[name] + step <= RECORDS:
-                seq = self.acknowledged[name] + step
-                try:
-                    answer = await http.post(
-                        f"/v0/topics/t/consumers/{name}/commit", json={"seq": seq}, timeout=30
-                    )
-                except httpx.TransportError:
-                    await asyncio.sleep(0.05)
-                    continue
-                if answer.status_code != 200:
-                    assert answer.status_code in (429, 503), answer.text
-                    await asyncio.sleep(0.05)
-                    continue
-                assert answer.json()["seq"] == seq
-                self.acknowledged[name] = seq
-                self.commits += 1
-                self._moved.set()
+    async def _commit_in_turn(self, numbers: range) -> None:
+        client = Http(self._port)
+        try:
+            left = list(numbers)
+            while left and not self._over.is_set():
+                for number in left:
+                    if not self._over.is_set():
+                        await self._commit(client, f"c{number}", 1 + number % 7)
+                left = [each for each in left if self.acknowledged[f"c{each}"] + 7 <= RECORDS]
+        finally:
+            client.close()
+
+    async def _commit(self, client: Http, name: str, step: int) -> None:
+        """One commit; without an answer the next one repeats it."""
+        seq = self.acknowledged[name] + step
+        try:
+            path = f"/v0/topics/t/consumers/{name}/commit"
+            status, answer = await client.ask("POST", path, {"seq": seq})
+        except Broken:
+            client.close()
+            await asyncio.sleep(0.05)
+            return
+        if status != 200:
+            assert status in (429, 503), answer
+            await asyncio.sleep(0.05)
+            return
+        assert answer["seq"] == seq
+        self.acknowledged[name] = seq
+        self.commits += 1
+        self._moved.set()

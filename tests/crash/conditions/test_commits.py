@@ -18,7 +18,7 @@ async def _commit_over_kills(server: Server, committers: Committers, kills: int)
     running = asyncio.create_task(committers.run())
     try:
         for _ in range(kills):
-            due = committers.commits + 2 * len(committers.acknowledged)
+            due = committers.commits + min(400, 2 * len(committers.acknowledged))
             reaching = asyncio.create_task(committers.until(due))
             await asyncio.wait((running, reaching), return_when=asyncio.FIRST_COMPLETED)
             reaching.cancel()
@@ -46,13 +46,14 @@ def test_no_consumer_is_behind_its_acknowledged_commit(
     tmp_path: Path, consumers: int, kills: int
 ) -> None:
     """`--consumers` of them, over `--kills`."""
-    env = {"TOPICS_PORT": str(lasting_port()), "TOPICS_CHECKPOINT_INTERVAL_MS": "500"}
+    port = lasting_port()
+    env = {"TOPICS_PORT": str(port), "TOPICS_CHECKPOINT_INTERVAL_MS": "500"}
     server = Server(tmp_path, env)
     try:
         api = server.start()
         for start in range(0, RECORDS, 500):
             good(api.append("t", [{"data": start + number} for number in range(500)]))
-        committers = Committers(api.url, consumers)
+        committers = Committers(port, consumers)
         for name in committers.acknowledged:
             good(api.http.put(f"/v0/topics/t/consumers/{name}"))
         asyncio.run(_commit_over_kills(server, committers, kills))

@@ -56,6 +56,21 @@ async def test_commits_in_flight_count_when_the_next_is_decided() -> None:
     assert caught.value.detail["seq"] == 4
 
 
+async def test_a_commit_of_an_earlier_topic_moves_no_consumer_of_a_later_one() -> None:
+    rig = Rig()
+    await rig.append("t", *range(5))
+    before = rig.store.topic("t").topic_id
+    await rig.store.drop_topic("t", if_empty=False)
+    await rig.append("t", *range(9))
+    await rig.store.put_consumer("t", "c", 0)
+    with pytest.raises(TopicsError) as refused:
+        await rig.store.commit_consumer("t", "c", 5, topic_id=before)
+    assert refused.value.code is Code.TOPIC_NOT_FOUND
+    assert rig.store.consumer("t", "c").seq == 0
+    now = rig.store.topic("t").topic_id
+    assert (await rig.store.commit_consumer("t", "c", 5, topic_id=now))[1]
+
+
 async def test_a_consumer_that_is_deleted_in_the_turn_that_made_it_was_made() -> None:
     rig = await slow_rig()
     store = rig.store

@@ -85,7 +85,7 @@ class AutoAcks:
         try:
             while committed < ack.seq:
                 seq = ack.seq
-                await self._store.commit_consumer(name, ack.consumer, seq)
+                await self._store.commit_consumer(name, ack.consumer, seq, topic_id=ack.topic_id)
                 committed = seq
         except TopicsError as error:
             if error.code in _LOST:
