@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
+from xml.etree import ElementTree
 
 import httpx
 import pytest
@@ -26,6 +27,18 @@ def test_the_events_are_those_of_the_examples() -> None:
     assert (data / "README.md").read_text() == (WEBHOOKS.parent / "README.md").read_text()
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_picture_has_a_bar_for_each_event() -> None:
+    root = ElementTree.fromstring(demo.bar_chart([("a<b&c", 1_200), ("d", 300)]))
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert texts == ["a<b&c", "1,200", "d", "300"]
+    widths = [int(rect.attrib["width"]) for rect in root.iter(f"{SVG}rect")]
+    assert widths[1] == 4 * widths[2]
+    assert ElementTree.fromstring(demo.bar_chart([])).tag == f"{SVG}svg"
+
+
 @pytest.mark.slow
 def test_once_goes_through_everything_and_leaves_a_sound_store(
     alone: Topics, tmp_path: Path
@@ -40,6 +53,10 @@ def test_once_goes_through_everything_and_leaves_a_sound_store(
         "most: issues 29, pull_request 29, discussion 15"
     ]
     alone.good("verify", folder / "data")
+    bars = ElementTree.parse(folder / "events.svg").getroot()
+    names = [text.text for text in bars.iter(f"{SVG}text")][::2]
+    assert sorted(names[:2]) == ["issues", "pull_request"]
+    assert len(names) == demo.BARS
     url = re.findall(r"http://\S+(?=/console)", ran.out.decode())[0]
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)

@@ -100,3 +100,6 @@ def test_appends_are_stored_once_and_followed_once_over_kills(
     assert [record["data"] for record in stored] == [*writer.lines, None]
     assert [item["kind"] for item in follower.lines] == ["record"] * len(stored)
     assert [item["seq"] for item in follower.lines] == [record["$seq"] for record in stored]
+    print(
+        f"\nJavaScript: {cycles} kills; {len(stored):,} appended, {len(follower.lines):,} followed"
+    )

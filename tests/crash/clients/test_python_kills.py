@@ -69,6 +69,20 @@ class Crowd:
             self.errors.append(error)
             raise
 
+    @property
+    def repeats(self) -> int:
+        """Jobs that were done again, because their ack was lost with the server."""
+        return len(self.worked) - len(set(self.worked))
+
+    @property
+    def story(self) -> str:
+        """What the roles did, in one line."""
+        return (
+            f"{len(self.written):,} appended, {len(self.sent):,} sent by the producer, "
+            f"{len(self.followed):,} followed, {len(self.consumed):,} consumed, "
+            f"{len(self.queued):,} jobs, {self.repeats} of them done twice"
+        )
+
     def wait_for(self, count: int) -> None:
         """Wait until so many records are acknowledged, or an error reached a role."""
         eventually(
@@ -165,5 +179,6 @@ def test_nothing_reaches_user_code_over_kills(tmp_path: Path, cycles: int, kind:
         assert [record["data"] for record in server.api.read_all("readings")] == crowd.sent
         assert set(crowd.worked) == set(crowd.queued)
         assert crowd.queued
+        print(f"\n{kind}: {cycles} kills; {crowd.story}")
     finally:
         server.stop()
