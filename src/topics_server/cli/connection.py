@@ -1,8 +1,8 @@
-"""The HTTP connection of verbs that call a server.
+"""The connection of verbs that call a server: the client's transport, with the errors of verbs.
 
-Owns `--url`/`--token`, requests over a kept-alive connection, and the errors: `CallRefused` (the
-server refused: exit code 1, shown as `code: message`) and `ServerUnreachable` (no server answered:
-exit code 2). Blocking; one request at a time. The token is sent and never shown.
+Owns `--url`/`--token` and the errors: `CallRefused` (the server refused: exit code 1, shown as
+`code: message`) and `ServerUnreachable` (no server answered: exit code 2). Requests, connections
+and what an answer means are those of `client`. Blocking. The token is sent and never shown.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 import functools
 import http.client
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final, ParamSpec, TypeVar
-from urllib.parse import quote
 
 import click
+import httpx
 import msgspec
 
-from topics_server.client.addresses import checked_token, checked_url
+from topics_server.client import errors
+from topics_server.client.addresses import checked_path, checked_token, checked_url, segment
+from topics_server.client.blocking_client import BlockingClient
+from topics_server.client.calls import Call
+from topics_server.client.effects import process_id
+from topics_server.client.errors import ClientError, Refused, Unreachable
 
 TIMEOUT_S: Final = 60.0
 # A reachable server accepts a connection at once, so a short timeout is enough.
@@ -42,21 +46,23 @@ class CallRefused(Failure):
     """The server answered with an error; `status`, `code` and `retry_after_s` are its fields.
 
     `most_records`: how many records the server accepts in one request, if the request had more.
+    `cause`: the client's error.
     """
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        retry_after_s: float | None,
-        most_records: int | None = None,
-    ) -> None:
+    def __init__(self, cause: Refused) -> None:
+        code, message, detail = cause.code, cause.message, cause.detail
+        if code == f"http_{cause.status}":
+            message = http.client.responses.get(cause.status, message)
+        field = detail.get("field")
+        if isinstance(field, str) and field not in message:
+            message = f"{message} ({field})"
         super().__init__(f"{code}: {message}")
-        self.most_records = most_records
-        self.status = status
+        most, wait_ms = detail.get("max_batch_records"), cause.retry_after_ms
+        self.most_records = most if isinstance(most, int) and most > 0 else None
+        self.status = cause.status
         self.code = code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = None if wait_ms is None else wait_ms / 1000
+        self.cause = cause
 
 
 class ServerUnreachable(Failure):
@@ -69,6 +75,7 @@ class ServerUnreachable(Failure):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+        self.cause = Unreachable(message, sent=sent)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -84,31 +91,17 @@ class Answer(msgspec.Struct, frozen=True):
         return refusal(self.status, self.headers.get("retry-after"), self.body)
 
 
-class _Problem(msgspec.Struct):
-    code: str
-    message: str = ""
-    detail: dict[str, Any] | None = None
-
-
-class _Envelope(msgspec.Struct):
-    error: _Problem
-
-
-class ServerConnection:
+class ServerConnection(BlockingClient):
     """Sends requests to one server."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         try:
-            parts = checked_url(url, DEFAULT_URL)
+            checked_url(url, DEFAULT_URL)
             self.token: Final = checked_token(token)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        assert parts.hostname is not None
         self.url = url.rstrip("/")
-        self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
-        self._path = parts.path.rstrip("/")
-        self._connection: http.client.HTTPConnection | None = None
+        super().__init__(self.url, self.token, int(TIMEOUT_S * 1000), 0, None)
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -129,13 +122,7 @@ class ServerConnection:
         The server may have closed a kept connection meanwhile; a `repeatable` request is then sent
         once more on a new one.
         """
-        reused = self._connection is not None
-        try:
-            answer = self.ask(method, path, body, timeout_s=timeout_s)
-        except ServerUnreachable:
-            if not (reused and repeatable):
-                raise
-            answer = self.ask(method, path, body, timeout_s=timeout_s)
+        answer = self._answer(method, path, body, None, timeout_s, repeatable=repeatable)
         if answer.status >= 300:
             raise answer.refusal
         return answer.body
@@ -150,75 +137,63 @@ class ServerConnection:
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
         """Send one request with `more` headers, once. Raises `ServerUnreachable`."""
-        headers: dict[str, str | bytes] = {"Accept": "application/json", **self.authorization}
-        headers |= more or {}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        connection = self._connect(timeout_s)
-        try:
-            connection.request(method, self._path + path, body, headers)
-            response = connection.getresponse()
-            answer = response.read()
-        except TimeoutError:
-            self.close()
-            raise ServerUnreachable(
-                f"{self.url} did not answer within {timeout_s:.0f} s", sent=True
-            ) from None
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise ServerUnreachable(
-                f"the connection to {self.url} broke: {reason_of(error)}", sent=True
-            ) from None
-        if response.will_close:
-            self.close()
-        sent = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status, sent, answer)
+        return self._answer(method, path, body, more, timeout_s, repeatable=False)
 
-    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._connection is None:
-            kind: Any = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            connect_s = min(timeout_s, CONNECT_S)
-            connection: http.client.HTTPConnection = kind(self._host, self._port, timeout=connect_s)
-            try:
-                connection.connect()
-            except TimeoutError:
-                raise ServerUnreachable(
-                    f"cannot connect to {self.url}: no answer within {connect_s:g} s", sent=False
-                ) from None
-            except (OSError, ssl.SSLError) as error:
-                reason = error.strerror or reason_of(error)
-                raise ServerUnreachable(
-                    f"cannot connect to {self.url}: {reason}", sent=False
-                ) from None
-            self._connection = connection
-        assert self._connection.sock is not None, "a kept connection is open"
-        self._connection.sock.settimeout(timeout_s)
-        return self._connection
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        more: Mapping[str, bytes] | None,
+        timeout_s: float,
+        *,
+        repeatable: bool,
+    ) -> Answer:
+        headers = {name.encode(): value for name, value in (more or {}).items()}
+        if body is not None:
+            headers[b"Content-Type"] = b"application/json"
+        try:
+            call = Call(
+                method=method,
+                path=checked_path(path),
+                body=body,
+                read=bytes,
+                repeatable=repeatable,
+                headers=headers,
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S))
+        try:
+            found, _ = self._response(call, timeout)
+        except ClientError as error:
+            raise verb_error(error) from None
+        return Answer(found.status_code, dict(found.headers), found.content)
 
     def close(self) -> None:
-        """Close the connection; the next call opens a new one."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the connections; the next call opens new ones."""
+        own = self._of_process.pop(process_id(), None)
+        if own is not None:
+            own.close()
+
+
+def verb_error(error: ClientError) -> CallRefused | ServerUnreachable:
+    """An error of the client as one of a verb."""
+    if isinstance(error, Refused):
+        return CallRefused(error)
+    if isinstance(error, Unreachable):
+        return ServerUnreachable(str(error), sent=error.sent)
+    return refused(200, "bad_answer", str(error))
+
+
+def refused(status: int, code: str, message: str) -> CallRefused:
+    """A refusal in words of our own."""
+    return CallRefused(Refused(status, code, message))
 
 
 def refusal(status: int, retry_after: str | None, answer: bytes) -> CallRefused:
-    """The error in an answer that is no success; its body is an envelope, or not from a topics
-    server.
-    """
-    try:
-        problem = msgspec.json.decode(answer, type=_Envelope).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        reason = http.client.responses.get(status, "the answer is not from a topics server")
-        problem = _Problem(f"http_{status}", reason)
-    field = (problem.detail or {}).get("field")
-    message = problem.message
-    if isinstance(field, str) and field not in message:
-        message = f"{message} ({field})"
-    seconds = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
-    most = (problem.detail or {}).get("max_batch_records")
-    most_records = most if isinstance(most, int) and most > 0 else None
-    return CallRefused(status, problem.code, message, seconds, most_records)
+    """The error in an answer that is no success."""
+    return CallRefused(errors.refusal(status, retry_after, answer))
 
 
 def reason_of(error: Exception) -> str:
@@ -243,14 +218,22 @@ def topic_path(topic: str, rest: str = "") -> str:
     """The path of a topic; the name is escaped, so that it stays in its segment."""
     if not topic:
         raise click.UsageError("a topic's name must not be empty")
-    return f"/v0/topics/{quote(topic, safe='')}{rest}"
+    return f"/v0/topics/{name_in_path(topic)}{rest}"
 
 
 def router_path(router: str) -> str:
     """The path of a router, escaped in the same way."""
     if not router:
         raise click.UsageError("a router's name must not be empty")
-    return f"/v0/routers/{quote(router, safe='')}"
+    return f"/v0/routers/{name_in_path(router)}"
+
+
+def name_in_path(name: str) -> str:
+    """A name as one segment of a path."""
+    try:
+        return segment(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def server_options(verb: Callable[P, R]) -> Callable[..., R]:

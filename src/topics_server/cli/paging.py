@@ -8,7 +8,6 @@ tombstone) is always printed: as a line on standard error, and in NDJSON also as
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -23,12 +22,12 @@ from topics_server.cli.connection import (
     topic_path,
 )
 from topics_server.cli.output import note, one_line, write_line
+from topics_server.cli.retries import is_passing, tried
 
 PAGE_RECORDS: Final = 1000
 WAIT_MS: Final = 30_000
 # How long a follower waits for a server that does not answer (a restart, a short network failure).
-AWAY_TRIES: Final = 30
-AWAY_PAUSE_S: Final = 1.0
+AWAY_MS: Final = 30_000
 
 
 class DiffPage(msgspec.Struct):
@@ -117,17 +116,17 @@ def _ask(
     """Request one diff; a follower keeps trying while no server answers."""
     path = topic_path(topic, "/diff")
     timeout_s = 60.0 + wait_ms / 1000
-    for attempt in range(AWAY_TRIES + 1):
-        try:
-            return client.call("POST", path, body, timeout_s=timeout_s, repeatable=True)
-        except (CallRefused, ServerUnreachable) as error:
-            away = isinstance(error, ServerUnreachable) or error.status in {429, 503}
-            if not (patient and away) or attempt == AWAY_TRIES:
-                raise
-            if attempt == 0:
-                note(f"{error.message}; trying again")
-        threading.Event().wait(AWAY_PAUSE_S)
-    raise AssertionError("the last try returns or raises")
+    announced: list[str] = []
+
+    def attempt() -> bytes:
+        return client.call("POST", path, body, timeout_s=timeout_s, repeatable=True)
+
+    def tell(error: CallRefused | ServerUnreachable) -> None:
+        if not announced:
+            note(f"{error.message}; trying again")
+            announced.append(error.message)
+
+    return tried(attempt, is_passing, AWAY_MS if patient else 0, tell)
 
 
 def show_gap(tombstone: msgspec.Raw, *, as_json: bool) -> None:

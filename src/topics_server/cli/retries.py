@@ -1,29 +1,51 @@
 """Repeats a request that may be sent again: after 429, restarts and broken connections.
 
-Used by `load` and `import`. Each kind of failure is reported once, when it happens.
+Used by verbs that repeat requests. The policy is the client's: which errors pass, and the pauses.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from topics_server.cli.connection import CallRefused, ServerUnreachable
-from topics_server.runtime.clock import monotonic_ms
+from topics_server.client.effects import Effects
+from topics_server.client.errors import passes
+from topics_server.client.retries import PAUSES, RetryPolicy
 
 T = TypeVar("T")
-RETRY_PAUSE_S: Final = 0.5
-RETRY_PAUSE_MAX_S: Final = 5.0
 
 Tell = Callable[[str], None]  # one line for the user
 
 
 def is_passing(error: CallRefused | ServerUnreachable) -> bool:
     """Whether the same request may succeed later: the server is busy, away or restarting."""
-    if isinstance(error, ServerUnreachable):
-        return True
-    return error.status in {429, 503} and error.code != "storage_read_only"
+    is_read_only = isinstance(error, CallRefused) and error.code == "storage_read_only"
+    return passes(error.cause) and not is_read_only
+
+
+def tried(
+    attempt: Callable[[], T],
+    may_repeat: Callable[[CallRefused | ServerUnreachable], bool],
+    total_ms: int,
+    on_failure: Callable[[CallRefused | ServerUnreachable], None],
+) -> T:
+    """The result of the first attempt that succeeds; calls `on_failure` before each pause.
+
+    Raises the last error if it may not be repeated, or once the pauses would take `total_ms`
+    together. They grow, have chance in them, and are not shorter than the server asks for.
+    """
+    policy, effects = RetryPolicy(total_ms, PAUSES), Effects()
+    while True:
+        try:
+            return attempt()
+        except (CallRefused, ServerUnreachable) as error:
+            pause_ms = policy.pause_ms(error.cause, effects.chance())
+            if pause_ms is None or not may_repeat(error):
+                raise
+            on_failure(error)
+        threading.Event().wait(pause_ms / 1000)
 
 
 def repeated(
@@ -33,24 +55,28 @@ def repeated(
     what: str,
     tell: Tell,
 ) -> tuple[T, bool]:
-    """The result of the first attempt that succeeds, and whether a failure was reported before.
+    """The result of `tried`, and whether a failure was reported before: each kind of it once.
 
-    Raises the last `CallRefused` or `ServerUnreachable` if it may not be repeated, or after
-    `retry_s` seconds. `what` names the request in the report: "trying `what` again".
+    `what` names the request in the report: "trying `what` again".
     """
-    deadline_ms = monotonic_ms() + retry_s * 1000
-    pause_s = RETRY_PAUSE_S
     reported: set[str] = set()
-    while True:
-        try:
-            return attempt(), bool(reported)
-        except (CallRefused, ServerUnreachable) as error:
-            if not may_repeat(error) or monotonic_ms() >= deadline_ms:
-                raise
-            if isinstance(error, CallRefused) and error.retry_after_s is not None:
-                pause_s = max(RETRY_PAUSE_S, error.retry_after_s)
-            kind = error.code if isinstance(error, CallRefused) else ""
-            if kind not in reported:
-                reported.add(kind)
-                tell(f"{error.message} (trying {what} again for up to {retry_s:g} s)")
-        threading.Event().wait(min(pause_s, RETRY_PAUSE_MAX_S))
+
+    def report(error: CallRefused | ServerUnreachable) -> None:
+        kind = error.code if isinstance(error, CallRefused) else ""
+        if kind not in reported:
+            reported.add(kind)
+            tell(f"{error.message} (trying {what} again for up to {retry_s:g} s)")
+
+    return tried(attempt, may_repeat, int(retry_s * 1000), report), bool(reported)
+
+
+def is_lost(error: CallRefused | ServerUnreachable) -> bool:
+    """Whether the server may have got the request, and its answer is lost.
+
+    If no server answers the first try, a verb fails at once.
+    """
+    return isinstance(error, ServerUnreachable) and error.sent
+
+
+def nothing(_error: CallRefused | ServerUnreachable) -> None:
+    """Tell nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -108,6 +108,13 @@ class BlockingClient:
         """Send a call; a kept connection that the server had closed is replaced. Raises
         `ClientError`. `may_be_done`: the server may have executed an earlier try.
         """
+        response, is_repeat = self._response(call, self._timeout_s + call.wait_ms / 1000)
+        return answer_of(response, call, may_be_done=may_be_done or is_repeat)
+
+    def _response(
+        self, call: Call[Any], timeout: float | httpx.Timeout
+    ) -> tuple[httpx.Response, bool]:
+        """The answer to a call, whatever its status; whether the call was sent a second time."""
         tries = 2 if call.repeatable else 1
         while True:
             tries -= 1
@@ -117,11 +124,10 @@ class BlockingClient:
                     call.path,
                     content=call.body,
                     headers=call.headers or (JSON_BODY if call.body is not None else None),
-                    timeout=self._timeout_s + call.wait_ms / 1000,
+                    timeout=timeout,
                 )
             except httpx.RequestError as error:
                 if not (tries and is_worn(error)):
                     raise failure(error, self._url) from None
-                may_be_done = True
             else:
-                return answer_of(response, call, may_be_done=may_be_done)
+                return response, call.repeatable and not tries

@@ -46,7 +46,7 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     read: Callable[[bytes], T]
     repeatable: bool
     wait_ms: int = 0  # what the server may take beside its work
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] | Mapping[bytes, bytes] | None = None
     read_headers: Callable[[Mapping[str, str], bytes], T] | None = None
     is_removal: bool = False
 

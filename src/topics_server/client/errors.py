@@ -32,7 +32,7 @@ class BadAnswer(ClientError):
 
 
 class Refused(ClientError):
-    """The server refused: HTTP `status`, and the envelope's `code` and `detail`.
+    """The server refused: HTTP `status`, and the envelope's `code`, `message` and `detail`.
 
     `retry_after_ms` is the pause that it asked for, None if it did not.
     """
@@ -48,6 +48,7 @@ class Refused(ClientError):
         super().__init__(f"{code}: {message}")
         self.status = status
         self.code = code
+        self.message = message
         self.detail = dict(detail or {})
         self.retry_after_ms = retry_after_ms
 

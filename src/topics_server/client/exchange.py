@@ -70,10 +70,11 @@ def failure(error: httpx.RequestError, url: str) -> ClientError:
         return BadAnswer(f"{url}: the answer is not from a topics server: {error}")
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     if isinstance(error, httpx.TimeoutException):
-        what = "did not answer" if sent else "made no connection"
-        return Unreachable(f"{url} {what} {_within(error)}", sent=sent)
+        words = f"{url} did not answer" if sent else f"cannot connect to {url}: no answer"
+        return Unreachable(f"{words} {_within(error)}", sent=sent)
     reason = re.sub(r"\[Errno -?[0-9]+\] ", "", str(error)) or type(error).__name__
-    return Unreachable(f"{url}: {reason}", sent=sent)
+    words = f"the connection to {url} broke" if sent else f"cannot connect to {url}"
+    return Unreachable(f"{words}: {reason}", sent=sent)
 
 
 def _within(error: httpx.TimeoutException) -> str:

@@ -13,6 +13,7 @@ from topics_server.cli.connection import (
     CallRefused,
     ServerConnection,
     ServerUnreachable,
+    router_path,
     topic_path,
 )
 
@@ -136,10 +137,27 @@ def test_an_invalid_url_is_wrong_usage(url: str) -> None:
         ServerConnection(url)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "a?b", "a#b", "a b", "é", "%2F"])
+@pytest.mark.parametrize("name", ["a/b", "...", "a?b", "a#b", "a b", "é", "%2F"])
 def test_a_topic_name_stays_in_its_segment(name: str) -> None:
     path = topic_path(name, "/diff")
     assert path.startswith("/v0/topics/")
     assert path.endswith("/diff")
     middle = path.removeprefix("/v0/topics/").removesuffix("/diff")
     assert not set(middle) & set("/?# é")
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_dots_are_no_name_of_a_topic_or_router(name: str) -> None:
+    """A URL would resolve them: the request would be one to what is above."""
+    for path_of in (topic_path, router_path):
+        with pytest.raises(click.UsageError, match="is not a name"):
+            path_of(name)
+    with pytest.raises(click.UsageError, match="segment"):
+        ServerConnection("http://127.0.0.1:1").call("DELETE", f"/v0/topics/orders/{name}")
+
+
+def test_a_closed_connection_is_made_again(client: ServerConnection) -> None:
+    """A stream follows a request, and may last for days: the request's connection is closed."""
+    for _ in range(2):
+        assert client.call("GET", "/once") == b"{}"
+        client.close()

@@ -7,7 +7,6 @@ each run appends all its lines.
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 import msgspec
@@ -22,13 +21,13 @@ from topics_server.cli.connection import (
 from topics_server.cli.data.cutting import BadLine, Cut, Cutter, Shape
 from topics_server.cli.data.lines import STANDARD_INPUT, LineBatch, LineFile
 from topics_server.cli.output import note
+from topics_server.cli.retries import is_lost, nothing, tried
 from topics_server.runtime.clock import random_id
 from topics_server.values.limits import MIB
 
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = MIB
-TRIES: Final = 4
-PAUSE_S: Final = 0.25
+AGAIN_MS: Final = 2000
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -130,17 +129,15 @@ def _body(cuts: list[Cut], template: Template) -> bytes:
 def _send(
     client: ServerConnection, path: str, body: bytes, batch: LineBatch, done: LinesSummary
 ) -> _Stored:
-    for left in reversed(range(TRIES)):
-        try:
-            return msgspec.json.decode(client.call("POST", path, body), type=_Stored)
-        except ServerUnreachable as error:
-            if left and error.sent:
-                threading.Event().wait(PAUSE_S)
-                continue
-            doubt = f"; lines {batch.first_line} to {batch.last_line} may be" if error.sent else ""
-            message = f"{error.message}; {_so_far(done)}{doubt}"
-            raise ServerUnreachable(message, sent=error.sent) from None
-    raise AssertionError("the last try returns or raises")
+    def attempt() -> _Stored:
+        return msgspec.json.decode(client.call("POST", path, body), type=_Stored)
+
+    try:
+        return tried(attempt, is_lost, AGAIN_MS, nothing)
+    except ServerUnreachable as error:
+        doubt = f"; lines {batch.first_line} to {batch.last_line} may be" if error.sent else ""
+        message = f"{error.message}; {_so_far(done)}{doubt}"
+        raise ServerUnreachable(message, sent=error.sent) from None
 
 
 def _so_far(done: LinesSummary) -> str:

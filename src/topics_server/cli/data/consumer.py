@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import click
 import msgspec
 
 from topics_server.cli.amounts import size
-from topics_server.cli.connection import ServerConnection, server_options, topic_path
+from topics_server.cli.connection import (
+    ServerConnection,
+    name_in_path,
+    server_options,
+    topic_path,
+)
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import confirm, format_options, show_object
 
@@ -28,7 +31,7 @@ def command() -> None:
 
 
 def _path(topic: str, consumer: str, verb: str = "") -> str:
-    return topic_path(topic, f"/consumers/{quote(consumer, safe='')}{verb}")
+    return topic_path(topic, f"/consumers/{name_in_path(consumer)}{verb}")
 
 
 @command.command("put")

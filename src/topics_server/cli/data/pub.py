@@ -32,6 +32,7 @@ from topics_server.cli.connection import (
     ServerConnection,
     ServerUnreachable,
     refusal,
+    refused,
     server_options,
 )
 from topics_server.cli.data.cutting import BadLine, Cut, Cutter, Shape, whole_records
@@ -349,9 +350,7 @@ class Publisher:
             raise Failure(self._refusal(answer))
         batch = self._waiting.pop(_line_of(answer), None)
         if answer.op != "ack" or batch is None:
-            raise CallRefused(
-                200, "bad_answer", f"{answer.op!r} is not an answer to a publish", None
-            )
+            raise refused(200, "bad_answer", f"{answer.op!r} is not an answer to a publish")
         self._slots.release()
         self.summary.lines += len(batch.records)
         self.summary.deduped += len(batch.records) if answer.deduped else 0

@@ -7,7 +7,6 @@ Errors are those of `cli`: `CallRefused` and `ServerUnreachable`.
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -21,11 +20,12 @@ from topics_server.cli.connection import (
     CallRefused,
     Failure,
     ServerConnection,
-    ServerUnreachable,
-    reason_of,
     refusal,
+    refused,
+    verb_error,
 )
-from topics_server.client.addresses import checked_url
+from topics_server.client.addresses import checked_path, checked_url
+from topics_server.client.exchange import failure, headers, verified
 
 STREAM_ROOT: Final = "/v1/stream/"
 START: Final = "-1"
@@ -66,13 +66,11 @@ class StreamClient:
         self.url = url_of(client, place)
         self.path = urlsplit(self.url).path
         self._server = client.url
-        # SSL_CERT_FILE may name trusted certificates, as for the other verbs.
-        secure = self.url.startswith("https:")
         self._http = httpx.Client(
             timeout=TIMEOUT,
             trust_env=False,
-            verify=ssl.create_default_context() if secure else False,
-            headers={**client.authorization, "Accept-Encoding": "identity"},
+            verify=verified(self.url),
+            headers={**headers(client.token), "Accept": "*/*"},
         )
 
     def __enter__(self) -> StreamClient:
@@ -96,8 +94,8 @@ class StreamClient:
             found = self._http.request(
                 method, self.url, params=query, headers=headers, content=body
             )
-        except httpx.TransportError as error:
-            raise lost(error, self.url) from None
+        except httpx.RequestError as error:
+            raise verb_error(failure(error, self.url)) from None
         check(found)
         return found
 
@@ -110,13 +108,11 @@ class StreamClient:
         """The content type of the stream."""
         try:
             found: str = self.ask("HEAD").headers.get("Content-Type", "")
-        except CallRefused as refused:
-            if refused.status != 404:
+        except CallRefused as error:
+            if error.status != 404:
                 raise
             # The answer to HEAD has no body with an error code.
-            raise CallRefused(
-                404, "stream_not_found", f"there is no stream {self.url}", None
-            ) from None
+            raise refused(404, "stream_not_found", f"there is no stream {self.url}") from None
         return found
 
     @contextlib.contextmanager
@@ -129,8 +125,8 @@ class StreamClient:
                     found.read()
                     check(found)
                 yield found
-        except httpx.TransportError as error:
-            raise lost(error, self.url) from None
+        except httpx.RequestError as error:
+            raise verb_error(failure(error, self.url)) from None
 
 
 def url_of(client: ServerConnection, place: str) -> str:
@@ -138,6 +134,7 @@ def url_of(client: ServerConnection, place: str) -> str:
     if "://" in place:
         try:
             parts = checked_url(place, client.url + STREAM_ROOT + "NAME")
+            checked_path(parts.path)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         if parts.query:
@@ -146,7 +143,10 @@ def url_of(client: ServerConnection, place: str) -> str:
     path = place.removeprefix(STREAM_ROOT).lstrip("/")
     if not path:
         raise click.UsageError("the path of the stream is missing")
-    return client.url + STREAM_ROOT + quote(path, safe="/")
+    try:
+        return client.url + checked_path(STREAM_ROOT + quote(path, safe="/"))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def check(found: httpx.Response) -> None:
@@ -154,19 +154,8 @@ def check(found: httpx.Response) -> None:
     if found.status_code < 300:
         return
     if found.status_code == 409 and is_true(found.headers, "Stream-Closed"):
-        raise CallRefused(409, "stream_closed", "the stream is closed", None)
+        raise refused(409, "stream_closed", "the stream is closed")
     raise refusal(found.status_code, found.headers.get("Retry-After"), found.content)
-
-
-def lost(error: httpx.TransportError, url: str) -> ServerUnreachable:
-    """The error for a broken connection."""
-    sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    if isinstance(error, httpx.ConnectTimeout):
-        return ServerUnreachable(
-            f"cannot connect to {url}: no answer within {CONNECT_S:g} s", sent=False
-        )
-    what = f"the connection to {url} broke" if sent else f"cannot connect to {url}"
-    return ServerUnreachable(f"{what}: {reason_of(error)}", sent=sent)
 
 
 def is_true(headers: Mapping[str, str], name: str) -> bool:
@@ -184,9 +173,7 @@ def page_of(found: httpx.Response, body: bytes) -> StreamReadPage:
     headers = found.headers
     next_offset = headers.get("Stream-Next-Offset")
     if next_offset is None:
-        raise CallRefused(
-            found.status_code, "bad_answer", "the answer is not from a Durable Stream", None
-        )
+        raise refused(found.status_code, "bad_answer", "the answer is not from a Durable Stream")
     is_closed = is_true(headers, "Stream-Closed")
     return StreamReadPage(
         body,

@@ -32,6 +32,7 @@ from topics_server.cli.connection import (
     ServerUnreachable,
     reason_of,
     refusal,
+    refused,
 )
 from topics_server.cli.output import note
 from topics_server.cli.record_filters import filter_options
@@ -270,8 +271,8 @@ class WatchFollower:
         try:
             session = msgspec.json.decode(answer, type=_Session)
         except msgspec.DecodeError as error:
-            raise CallRefused(
-                200, "bad_answer", f"the answer is not from a topics server: {error}", None
+            raise refused(
+                200, "bad_answer", f"the answer is not from a topics server: {error}"
             ) from None
         if "filter" in session.ignored:
             raise Failure("the server is too old for a filter: it would send all records")
@@ -355,7 +356,7 @@ def _frame(event: httpx_sse.ServerSentEvent) -> Frame:
     try:
         body = None if decoder is None else decoder.decode(payload)
     except msgspec.DecodeError as error:
-        raise CallRefused(200, "bad_frame", f"a {event.event} frame: {error}", None) from None
+        raise refused(200, "bad_frame", f"a {event.event} frame: {error}") from None
     return Frame(event.id, event.event, payload, body)
 
 

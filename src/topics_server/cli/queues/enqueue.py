@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Final
 
 import click
@@ -12,17 +11,16 @@ import msgspec
 from topics_server.cli.amounts import DURATION
 from topics_server.cli.connection import (
     ServerConnection,
-    ServerUnreachable,
     server_options,
     topic_path,
 )
 from topics_server.cli.json_input import json_object, json_value
 from topics_server.cli.output import format_options, show_object
+from topics_server.cli.retries import is_lost, nothing, tried
 from topics_server.runtime.clock import random_id
 
 STANDARD_INPUT: Final = "-"
-TRIES: Final = 4
-PAUSE_S: Final = 0.05
+AGAIN_MS: Final = 2000
 
 
 @click.command("enqueue")
@@ -85,14 +83,11 @@ def _stored(client: ServerConnection, queue: str, body: bytes) -> bytes:
     """Return the answer. After a broken connection, try again: the idempotency key keeps it one
     job.
     """
-    for _ in range(TRIES - 1):
-        try:
-            return client.call("POST", topic_path(queue), body)
-        except ServerUnreachable as error:
-            if not error.sent:
-                raise
-        threading.Event().wait(PAUSE_S)
-    return client.call("POST", topic_path(queue), body)
+
+    def attempt() -> bytes:
+        return client.call("POST", topic_path(queue), body)
+
+    return tried(attempt, is_lost, AGAIN_MS, nothing)
 
 
 def _data(data: str | None) -> bytes:

@@ -140,7 +140,7 @@ def command(
     try:
         note(_summary(worker.run()))
     except RefusedForGood as error:
-        raise CallRefused(error.status, error.code, str(error).partition(": ")[2], None) from None
+        raise CallRefused(error) from None
     except ClientError as error:
         raise ServerUnreachable(str(error), sent=True) from None
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import click
 import msgspec
 
-from topics_server.cli.connection import Failure, ServerConnection, server_options, topic_path
+from topics_server.cli.connection import (
+    Failure,
+    ServerConnection,
+    name_in_path,
+    server_options,
+    topic_path,
+)
 from topics_server.cli.output import (
     confirm,
     format_options,
@@ -58,7 +64,7 @@ def command() -> None:
 
 
 def _path(topic: str, view: str, verb: str = "") -> str:
-    return f"{topic_path(topic)}/views/{quote(view, safe='')}" + (f"/{verb}" if verb else "")
+    return f"{topic_path(topic)}/views/{name_in_path(view)}" + (f"/{verb}" if verb else "")
 
 
 @command.command("put")

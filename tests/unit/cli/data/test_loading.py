@@ -14,12 +14,13 @@ from topics_server.cli.connection import Failure, ServerConnection
 from topics_server.cli.data.cutting import Cutter, Shape
 from topics_server.cli.data.lines import LineFile
 from topics_server.cli.data.loading import Loading, LoadPlan
+from topics_server.client import Backoff
 
 
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     """The server; retries follow at once."""
-    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(retries, "PAUSES", Backoff(base_ms=10, cap_ms=10))
     with opened() as found:
         yield found
 

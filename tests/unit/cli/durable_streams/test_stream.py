@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.unit.cli.door import Door, Said, opened
+from topics_server.cli.connection import ServerConnection
 from topics_server.cli.durable_streams import stream, stream_following
+from topics_server.cli.durable_streams.stream_calls import url_of
 
 JSONS = {"Content-Type": "application/json"}
 BYTES = {"Content-Type": "application/octet-stream"}
@@ -199,3 +202,12 @@ def test_close_and_rm(door: Door) -> None:
         ("POST", "/v1/stream/s"),
         ("DELETE", "/v1/stream/s"),
     ]
+
+
+@pytest.mark.parametrize(
+    "place", ["../../v0/topics/orders", "a/../b", ".", "http://h/v1/stream/../../v0/topics/orders"]
+)
+def test_a_stream_is_below_its_root(place: str) -> None:
+    """A URL would resolve the dots: `rm` would remove a topic."""
+    with pytest.raises(click.UsageError, match="segment"):
+        url_of(ServerConnection("http://127.0.0.1:1"), place)

@@ -12,6 +12,7 @@ from topics_server.cli import retries
 from topics_server.cli.connection import Failure, ServerConnection
 from topics_server.cli.importing import appending
 from topics_server.cli.importing.appending import CHECK_BITS, Appending, ImportBatch, SourcePlace
+from topics_server.client import Backoff
 
 BATCH = ImportBatch([b'{"data":1}', b'{"data":2}'], 2, 5, "lines 1 to 2")
 EPOCH = 2 << CHECK_BITS | 5
@@ -20,7 +21,7 @@ EPOCH = 2 << CHECK_BITS | 5
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     """The server; retries follow at once."""
-    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(retries, "PAUSES", Backoff(base_ms=10, cap_ms=10))
     with opened() as found:
         yield found
 

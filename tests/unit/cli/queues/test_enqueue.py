@@ -59,7 +59,7 @@ def test_a_try_that_broke_is_one_job(served: tuple[str, FakeQueue]) -> None:
     assert ran.exit_code == 0
     assert json.loads(ran.stdout)["deduped"]
     assert len(fake.jobs) == 1
-    fake.faults["append"].extend([Broken()] * 4)
+    fake.faults["append"].extend([Broken()] * 50)
     assert run(url, "1").exit_code == 2
     assert run("http://127.0.0.1:1", "1").exit_code == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import chromium
-from tests.browser.first_use import STEPS, FirstUse
+from tests.browser.newcomer.first_use import STEPS, FirstUse
 from tests.contract.driver import ROOT
 
 TOPICS = [sys.executable, "-m", "topics_server"]

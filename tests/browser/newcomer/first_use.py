@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -48,7 +47,7 @@ def command_of(page: Path, part: str) -> str:
 def program_of(page: Path, part: str) -> str:
     """The first Python program of a page that has this text."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    return next(block for block in blocks if part in block)
+    return next(str(block) for block in blocks if part in block)
 
 
 class FirstUse:
@@ -197,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
