@@ -232,6 +232,8 @@ def name_in_path(name: str) -> str:
     """A name as one segment of a path."""
     try:
         return segment(name)
+    except UnicodeEncodeError:
+        raise  # `main` reports it, as for all verbs
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

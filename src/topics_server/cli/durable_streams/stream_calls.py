@@ -145,6 +145,8 @@ def url_of(client: ServerConnection, place: str) -> str:
         raise click.UsageError("the path of the stream is missing")
     try:
         return client.url + checked_path(STREAM_ROOT + quote(path, safe="/"))
+    except UnicodeEncodeError:
+        raise  # `main` reports it, as for all verbs
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
