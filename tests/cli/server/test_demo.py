@@ -54,7 +54,7 @@ def test_once_goes_through_everything_and_leaves_a_sound_store(
     ]
     alone.good("verify", folder / "data")
     bars = ElementTree.parse(folder / "events.svg").getroot()
-    names = [text.text for text in bars.iter(f"{SVG}text")][::2]
+    names = [str(text.text) for text in bars.iter(f"{SVG}text")][::2]
     assert sorted(names[:2]) == ["issues", "pull_request"]
     assert len(names) == demo.BARS
     url = re.findall(r"http://\S+(?=/console)", ran.out.decode())[0]

@@ -32,8 +32,11 @@ def test_messages_are_a_list_and_bytes_are_joined() -> None:
     assert stream_requests.append(TEXT, ("é", b"x"), "k", close=True).body == "éx".encode()
     closing = stream_requests.append(TEXT, (), "k", close=True)
     assert closing.body is None
-    assert closing.headers is not None
-    assert closing.headers["stream-closed"] == "true"
+    assert closing.headers == {
+        "content-type": "text/plain",
+        "idempotency-key": "k",
+        "stream-closed": "true",
+    }
     with pytest.raises(ValueError, match="nothing to append"):
         stream_requests.append(JSON, (), "k", close=False)
     with pytest.raises(TypeError):
