@@ -88,7 +88,7 @@ class ConsumerQueue:
     """The claimers of one queue. `serve` is called when a pass is due.
 
     `stir` is called when something may be claimable; it schedules a pass. `is_listening`: `notify`
-    is registered with the notifier.
+    is registered with the notifier. `is_gone`: the queue was dropped, and its claims are ending.
     """
 
     __slots__ = (
@@ -101,6 +101,7 @@ class ConsumerQueue:
         "_stir",
         "_window",
         "claimers",
+        "is_gone",
         "is_listening",
         "name",
         "topic_id",
@@ -117,7 +118,7 @@ class ConsumerQueue:
         self.topic_id = topic_id
         self.name = name
         self.claimers: dict[Claimer, None] = {}
-        self.is_listening = False
+        self.is_listening = self.is_gone = False
         self._serve = serve
         self._stir = stir
         self._clock = clock
@@ -185,6 +186,8 @@ class ConsumerQueue:
             self._window.cancel()
         self._soon = self._window = None
         self._serve(self)
+        if self.is_gone:
+            return
         impatient, self._impatient = self._impatient, []
         for claimer in impatient:
             claimer.passed()

@@ -8,6 +8,8 @@ which claimers. Called by `queue/service`, `queue/push`; loop thread only.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from typing import Final
 
 from topics_server.engine.commit.notifier import Notifier
@@ -26,6 +28,8 @@ from topics_server.values.errors import TopicsError, topic_not_found
 # and the time after which no further pass begins.
 _PASSES_MAX: Final = 16
 _PASSES_MS: Final = 4.0
+# Waiting claims of a queue that is gone which end in one turn: each is a task that answers.
+_LOST_MAX: Final = 32
 
 
 class ClaimDispatcher:
@@ -115,8 +119,9 @@ class ClaimDispatcher:
         topic = self._store.topic_of(consumers.topic_id)
         book = self._lease_table.find(consumers.topic_id)
         if topic is None or book is None:
-            for claimer in tuple(consumers.claimers):
-                claimer.lost(topic_not_found(consumers.name))
+            if not consumers.is_gone:
+                consumers.is_gone = True
+                self._lose(consumers, deque(consumers.claimers))
             return
         # One time for the whole pass: a job that becomes due during the pass waits for the next
         # one.
@@ -131,6 +136,15 @@ class ClaimDispatcher:
                 break
         if consumers.is_listening:
             consumers.look_at(book.next_due_ms(now_ms), now_ms)
+
+    def _lose(self, consumers: ConsumerQueue, claimers: deque[Claimer]) -> None:
+        """The queue is gone: end some of its claims, the others in later turns of the loop."""
+        for _ in range(min(_LOST_MAX, len(claimers))):
+            claimer = claimers.popleft()
+            if claimer in consumers.claimers:
+                claimer.lost(topic_not_found(consumers.name))
+        if claimers:
+            asyncio.get_running_loop().call_soon(self._lose, consumers, claimers)
 
     def _pass(
         self, now_ms: int, topic: Topic, book: LeaseBook, consumers: ConsumerQueue, *, is_last: bool
