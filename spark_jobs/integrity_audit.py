@@ -38,6 +38,7 @@ from topics_server.wal.format.segment import (
     LIVE,
     RECORD_HEADER,
     RECORD_HEADER_BYTES,
+    TRACED_KIND,
     Array,
     SegmentColumns,
     damaged_flags,
@@ -285,7 +286,7 @@ def _flag_problems(columns: SegmentColumns, path: str, count: int) -> Iterator[t
     for row in damaged_flags(flags).tolist():
         yield row, f"the delete flag is {flags[row]:#04x}, neither live nor deleted"
     emptied = (np.frombuffer(flags, "u1") == LIVE) & (columns.rows["data_bytes"] == 0)
-    is_json = columns.rows["kind"] == 0
+    is_json = columns.rows["kind"] & ~np.uint8(TRACED_KIND) == 0
     for row in np.flatnonzero(emptied & is_json).tolist():
         yield row, "the flag says live, and the record was deleted when it was sealed"
 
