@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
+from benchmarks.cases.archived import archive
 from benchmarks.cases.compared.builds import builds
 from benchmarks.cases.compared.redis import redis
 from benchmarks.cases.finding import find
@@ -76,6 +77,8 @@ OPERATE_CASES: dict[str, Case] = {
 
 VIEW_CASES: dict[str, Case] = {"views": views, "views-rebuild": views_rebuild}
 
+ARCHIVE_CASES: dict[str, Case] = {"archive": archive}
+
 BUILD_CASES: dict[str, Case] = {"builds": builds}
 
 STREAM_CASES: dict[str, Case] = {
@@ -96,5 +99,6 @@ CASES = (
     | OPERATE_CASES
     | STREAM_CASES
     | VIEW_CASES
+    | ARCHIVE_CASES
     | BUILD_CASES
 )

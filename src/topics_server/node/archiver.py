@@ -194,8 +194,8 @@ class Archiver:
             await self._keep_bound()
             self._shipper = await self._opened()
             position = self._shipper.position
-            if not self._shipper.needs_base:
-                self._journal.keep_for_archive(position.last_lsn + 1)
+            kept_lsn = None if self._shipper.needs_base else position.last_lsn + 1
+            self._journal.keep_for_archive(kept_lsn)
             log.info("the archive goes on behind part %d", position.number)
         while not self._is_closing:
             await self._keep_bound()

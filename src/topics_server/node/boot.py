@@ -200,6 +200,9 @@ class Boot:
             return
         if position is not None and position.number and not position.is_gap:
             journal.keep_for_archive(position.last_lsn + 1)
+        elif position is not None and position.intents:
+            # The part that begins a stretch may be there; the archiver looks, and knows its lsn.
+            journal.keep_for_archive(1)
 
     def open_journal(self, replay: JournalReplay, next_lsn: int, published: ReplayStart) -> Writers:
         """The journal and what writes through it. Recovery is over; the loop must run."""

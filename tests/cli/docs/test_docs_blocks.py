@@ -67,6 +67,7 @@ NOT_RUN = {
     ("docs/BACKUP.md", "TOPICS_ARCHIVE_URL=file"): "until Ctrl-C; contract/operation/test_archive",
     ("docs/BACKUP.md", "topics archive ls"): "names of a reader; tests/cli/server/test_archive.py",
     ("docs/BACKUP.md", "archive prune"): "names of a reader; tests/cli/server/test_archive.py",
+    ("docs/BACKUP.md", "topics archive drill"): "names of a reader; tests/cli/server/test_drill.py",
     ("docs/BACKUP.md", "topics backups drill"): "names of a reader; tests/cli/server/test_drill.py",
     (
         "docs/OPERATIONS.md",

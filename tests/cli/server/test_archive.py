@@ -148,6 +148,14 @@ def test_old_bases_are_pruned(
     assert data(own({"TOPICS_DATA_DIR": str(tmp_path / "r")}).start(), "t") == list(range(65))
 
 
+def test_a_folder_needs_no_unlock(server: Server, url: str, alone: Topics) -> None:
+    api = server.start()
+    archived(api)
+    ran = alone("archive", "unlock", url, "--yes")
+    assert (ran.code, "is not locked" in ran.err) == (0, True)
+    server.stop()
+
+
 def test_damage_is_told_by_name(server: Server, url: str, folder: Path, alone: Topics) -> None:
     api = server.start()
     api.add("t", *range(25))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import MakeServer, Ran, Topics
-from tests.contract.driver import Api, Server
+from tests.contract.driver import Api, Server, eventually, good
 from topics_server.cli.backups import drill as drills
 from topics_server.wal.fs import OsFs
 from topics_server.wal.tools.dump import dump
@@ -130,12 +130,65 @@ def test_what_a_server_shows_is_compared_with_the_files(
         yield {"topic": "lost", "seq": 1, "ts": 1, "tag": None, "data": b"1", "deleted": False}
 
     monkeypatch.setattr(drills, "dump", fewer)
-    found = drills.drilled(OsFs(), str(folder), scratch, None, 60_000)
+    found = drills.drilled(
+        OsFs(), scratch, 60_000, lambda data: drills.from_folder(str(folder), data, None)
+    )
     assert found.problems == [
         "topic lost is missing in the restored server",
         "topic q has 6 records, and 5 in the files",
         "topic t has other records than the files",
     ]
+
+
+def archiving(own: MakeServer, folder: Path) -> Server:
+    return own({"TOPICS_ARCHIVE_URL": f"file://{folder}", "TOPICS_SEGMENT_MAX_EVENTS": "10"})
+
+
+def archived(api: Api) -> None:
+    def is_done() -> bool:
+        shown = good(api.http.get("/v0/metrics", headers={"Accept": "application/json"}))
+        is_based = shown["topics_archive_base_timestamp_ms"] > 0
+        return bool(shown["topics_archive_lag_seconds"] == 0 and is_based)
+
+    eventually(is_done, "everything is archived", within_s=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_newest_moment_of_an_archive_comes_back(
+    own: MakeServer, folder: Path, scratch: Path, alone: Topics
+) -> None:
+    server = archiving(own, folder)
+    api = server.start()
+    api.put("gone")
+    archived(api)
+    # All of this is behind the only base.
+    fill(api)
+    api.http.delete("/v0/topics/gone")
+    archived(api)
+    topics = len(api.topics().json()["topics"])
+    url = f"file://{folder}"
+    ran = alone("archive", "drill", url, "--scratch", scratch, "--json")
+    found = json.loads(ran.out)
+    assert (ran.code, found["problems"], ran.err) == (0, [], "")
+    assert found["topics"] == topics
+    assert found["records"] > 60
+    assert found["base"] == 1
+    assert list(scratch.iterdir()) == []
+    line = alone.good("archive", "drill", url, "--scratch", scratch, "--table").out.decode()
+    assert line.startswith("lsn ")
+    assert line.endswith(": all came back\n")
+    server.stop()
+    # Without the newest part the moment is an earlier one; with a damaged one there is none.
+    part = sorted(path for path in (folder / "parts").rglob("*") if path.is_file())[-1]
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    ran = alone("archive", "drill", url, "--scratch", scratch)
+    assert (ran.code, ran.out) == (1, b"")
+    assert ran.message.startswith("the drill failed: ")
+    assert f"{part}: fails its check" in ran.message
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_scratch_folder_that_is_none(folder: Path, alone: Topics, tmp_path: Path) -> None:

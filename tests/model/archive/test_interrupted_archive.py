@@ -10,6 +10,7 @@ import pytest
 from tests.model.archive.archived import ARCHIVE, Archived, Faulty, inject, patient
 from tests.storage.fake_disk import Mode, SimulatedCrash
 from topics_server.archive.continuous.bases import ArchiveBases
+from topics_server.archive.continuous.position import read_position
 from topics_server.archive.continuous.prune import plan_prune, prune_archive
 from topics_server.archive.repository import segment_objects
 from topics_server.archive.retention import parse_rules
@@ -57,6 +58,32 @@ def test_a_crash_at_any_call_leaves_one_history_without_a_gap(crash_seed: int) -
         made.restored("restored")
         made.world.start()
         made.check_records(expected, heads)
+
+
+def test_a_death_behind_the_first_part_leaves_no_gap() -> None:
+    """The part is there and the position does not know it yet: the journal is kept all the same."""
+    unknown = 0
+    for nth in range(8, 13):
+        made = Archived(313, archive_base_interval_ms=1_500)
+        with made.world.life(nth):
+            made.start()
+            made.world.run(made.put_topics())
+            made.world.disk.fail("any", "crash", path="data/ARCHIVE_POSITION*", nth=nth)
+            with pytest.raises(SimulatedCrash):
+                made.world.run(made.load(8))
+                made.world.run(made.settle())
+                made.world.run(made.load(8))
+                made.world.run(made.settle())
+            made.world.crash("power")
+            made.world.disk.heal()
+            position = read_position(made.world.disk, "data")
+            unknown += position is not None and not position.number and made.history().newest() == 1
+            # A start whose heads move takes a checkpoint, and trims the journal.
+            made.start()
+            made.world.run(made.load(4))
+            made.world.run(made.settle())
+            assert made.verified().stretches == 1, f"nth {nth}"
+    assert unknown
 
 
 def locked(made: Archived) -> Lock:

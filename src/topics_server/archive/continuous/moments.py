@@ -152,6 +152,14 @@ def names_of(base: ArchiveBase) -> dict[int, str]:
 
     Raises `Corrupt`.
     """
+    found = names_in_snapshot(base)
+    for _, entry in base.backup.entries():
+        note_name(entry, found)
+    return found
+
+
+def names_in_snapshot(base: ArchiveBase) -> dict[int, str]:
+    """The names of the topics in a base's snapshot, by id. Raises `Corrupt`."""
     found: dict[int, str] = {}
     backup = base.backup
     if backup.facts.snapshot is not None:
@@ -159,8 +167,6 @@ def names_of(base: ArchiveBase) -> dict[int, str]:
         for part_id, encoded in _snapshot_parts(content):
             if part_id < RESERVED_ID_MIN and part_id not in (EPOCHS_PART, JOURNAL_PART):
                 found[part_id] = decode_part(encoded).name
-    for _, entry in backup.entries():
-        note_name(entry, found)
     return found
 
 

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 from topics_server.archive.continuous.bases import ArchiveBases
 from topics_server.archive.continuous.history import ArchiveHistory
-from topics_server.archive.continuous.moments import Moments, RestorePoint, names_of, note_name
+from topics_server.archive.continuous.moments import (
+    Moments,
+    RestorePoint,
+    names_in_snapshot,
+    names_of,
+    note_name,
+)
 from topics_server.archive.known import KnownBuilder
 from topics_server.archive.object_store import ObjectStore
 from topics_server.archive.repository import StoredBackup
@@ -29,16 +35,16 @@ from topics_server.wal.journal.wal_file import Sizes
 
 @dataclass(slots=True)
 class RestoredMoment:
-    """What a restore made. `ts`: the server's time of the cut."""
+    """What a restore made. `ts`: the server's time of the cut; `topics`: how many it has."""
 
     lsn: int
     ts: int
     base: str
     part: int
     store_id: str
-    topics: int = 0
-    segment_bytes: int = 0
-    entries: int = 0
+    topics: int
+    segment_bytes: int
+    entries: int
 
 
 def restore_moment(
@@ -77,6 +83,7 @@ def restore_moment(
         if len(dropped) == len(names):
             raise StartRefused("the archive has no such topic at this moment")
         needed -= _segment_bytes(base.backup, dropped)
+    alive = names_in_snapshot(base)
     locks = make_target(fs, store, target, needed, mode)
     try:
         made = write_store(
@@ -84,7 +91,7 @@ def restore_moment(
             base.backup,
             target,
             known,
-            _entries(history, point, dropped),
+            _entries(history, point, dropped, alive),
             run,
             is_wanted=lambda topic_id: topic_id not in dropped,
             sizes=sizes,
@@ -98,7 +105,7 @@ def restore_moment(
         base=base.name,
         part=point.part,
         store_id=made.store_id,
-        topics=made.topics,
+        topics=len(alive),
         segment_bytes=made.segment_bytes,
         entries=made.entries,
     )
@@ -115,18 +122,18 @@ def _segment_bytes(backup: StoredBackup, topic_ids: Collection[int]) -> int:
 
 
 def _entries(
-    history: ArchiveHistory, point: RestorePoint, dropped: dict[int, str]
+    history: ArchiveHistory, point: RestorePoint, dropped: dict[int, str], alive: dict[int, str]
 ) -> Iterator[tuple[int, Entry]]:
-    """The whole journal of the restored store."""
-    gone: set[int] = set()
+    """The whole journal of the restored store. `alive`: becomes the topics at its end, by id."""
     lsn = point.base.last_lsn
     for lsn, entry in itertools.chain(point.base.backup.entries(), _part_entries(history, point)):
+        note_name(entry, alive)
         if isinstance(entry, TopicDropped):
-            gone.add(entry.topic_id)
+            alive.pop(entry.topic_id, None)
         yield lsn, entry
     lsn = max(lsn, point.base.last_lsn)
     for topic_id, name in sorted(dropped.items()):
-        if topic_id not in gone:
+        if alive.pop(topic_id, None) is not None:
             lsn += 1
             yield lsn, TopicDropped(topic_id=topic_id, ts=point.ts_ms, name=name)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from topics_server.cli.backups.drill import drill_archive
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import confirm, format_options, note, show_table, write_line
 from topics_server.runtime.archive_url import parse_archive_url
@@ -27,6 +28,9 @@ _URL = click.argument("url", metavar="URL")
 @click.group("archive", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """List, verify, try and prune a continuous archive (TOPICS_ARCHIVE_URL)."""
+
+
+command.add_command(drill_archive)
 
 
 @command.command("ls")

@@ -1,9 +1,9 @@
-"""`topics backups drill FOLDER`: restores a backup to a scratch folder and compares what comes out.
+"""`topics backups drill FOLDER`, `topics archive drill URL`: try a restore in a scratch folder.
 
 The restored directory is read twice: by `dump`, which reads the files, and by a server that starts
-on it. Both must show the same records of every topic, and as many topics as the backup says. The
-scratch folder is removed in any case. Nobody else can read the restored store: the folder belongs
-to this user alone, and the server asks for a key that only this process knows.
+on it. Both must show the same records of every topic, and as many topics as the backup or moment
+has. The scratch folder is removed in any case. Nobody else can read the restored store: the folder
+belongs to this user alone, and the server asks for a key that only this process knows.
 
 What the server may rightly do to the records is left out of the comparison: records of a topic with
 a TTL expire, and routers append behind the last restored record.
@@ -15,16 +15,17 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 import msgspec
 import xxhash
 
 from topics_server.cli.amounts import duration
+from topics_server.cli.backups.moment_options import finder
 from topics_server.cli.connection import Failure, ServerConnection, topic_path
 from topics_server.cli.listing import rows_of
 from topics_server.cli.output import format_options, note, write_line
@@ -34,6 +35,9 @@ from topics_server.runtime.clock import monotonic_ms, random_hex
 from topics_server.values.errors import StorageError
 from topics_server.wal.fs import Fs, OsFs
 from topics_server.wal.tools.dump import dump, verify
+
+if TYPE_CHECKING:
+    from topics_server.archive.continuous.moments import Moments, RestorePoint
 
 _KEY_BYTES: Final = 32
 # So many problems are shown; the others are counted.
@@ -56,10 +60,9 @@ class TopicDigest(msgspec.Struct):
         self.hash.update(data)
 
 
-class Drill(msgspec.Struct):
-    """The result of a drill; without `problems` the backup is as good as its store was."""
+class Drilled(msgspec.Struct, kw_only=True):
+    """The result of a drill; without `problems` what was restored is as good as its store was."""
 
-    backup: int
     made: str
     topics: int
     records: int = 0
@@ -68,6 +71,34 @@ class Drill(msgspec.Struct):
     hash: str = ""
     seconds: float = 0.0
     problems: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """What was restored, for people."""
+        raise NotImplementedError
+
+
+class BackupDrilled(Drilled, kw_only=True):
+    """Of a backup."""
+
+    backup: int
+
+    @property
+    def name(self) -> str:
+        """See `Drilled`."""
+        return f"backup {self.backup}"
+
+
+class MomentDrilled(Drilled, kw_only=True):
+    """Of a moment of an archive. `base`: the part that names the base; `lsn`: the newest entry."""
+
+    base: int
+    lsn: int
+
+    @property
+    def name(self) -> str:
+        """See `Drilled`."""
+        return f"lsn {self.lsn:,} on base {self.base}"
 
 
 class _Record(msgspec.Struct):
@@ -90,19 +121,14 @@ class _State(msgspec.Struct):
     config: _Config
 
 
-@click.command("drill")
-@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
-@click.option(
+_SCRATCH: Final = click.option(
     "--scratch",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Restore into a new folder in DIR, on a disk with room; default: the folder for "
     "temporary files.",
 )
-@click.option(
-    "--backup", "number", type=click.IntRange(1), metavar="NUMBER", help="Default: the newest one."
-)
-@click.option(
+_START_WITHIN: Final = click.option(
     "--start-within",
     "start_within_ms",
     type=duration(1000),
@@ -110,6 +136,15 @@ class _State(msgspec.Struct):
     show_default=True,
     help="How long the server may take to start.",
 )
+
+
+@click.command("drill")
+@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
+@_SCRATCH
+@click.option(
+    "--backup", "number", type=click.IntRange(1), metavar="NUMBER", help="Default: the newest one."
+)
+@_START_WITHIN
 @format_options
 @click.pass_context
 def drill(
@@ -124,6 +159,44 @@ def drill(
 
     For cron: one line, exit code 0 if everything comes back, and the scratch folder is removed.
     """
+    _run(ctx, scratch, start_within_ms, lambda data: from_folder(folder, data, number), as_json)
+
+
+@click.command("drill")
+@click.argument("url", metavar="URL")
+@_SCRATCH
+@click.option(
+    "--to-time",
+    metavar="TIME",
+    help="The moment to restore, 2026-01-31T12:00:00Z or ms; default: the newest one.",
+)
+@_START_WITHIN
+@format_options
+@click.pass_context
+def drill_archive(
+    ctx: click.Context,
+    url: str,
+    scratch: Path | None,
+    to_time: str | None,
+    start_within_ms: int,
+    as_json: bool,
+) -> None:
+    """Restore the newest moment of the archive at URL, start a server on it, and compare.
+
+    For cron: one line, exit code 0 if everything comes back, and the scratch folder is removed.
+    """
+    find = finder(None, to_time, None)
+    _run(ctx, scratch, start_within_ms, lambda data: _from_archive(url, data, find), as_json)
+
+
+def _run(
+    ctx: click.Context,
+    scratch: Path | None,
+    start_within_ms: int,
+    restore: Callable[[str], tuple[Drilled, bool]],
+    as_json: bool,
+) -> NoReturn:
+    """One drill, its line, and its exit code."""
     # SIGTERM as well ends the server and removes the folder.
     signal.signal(signal.SIGTERM, lambda *_: ctx.exit(1))
     try:
@@ -131,7 +204,7 @@ def drill(
     except OSError as error:
         raise Failure(f"{scratch or tempfile.gettempdir()}: {error.strerror or error}") from None
     try:
-        found = drilled(OsFs(), folder, Path(made), number, start_within_ms)
+        found = drilled(OsFs(), Path(made), start_within_ms, restore)
     except StorageError as error:
         raise Failure(f"the drill failed: {error}") from None
     finally:
@@ -141,7 +214,7 @@ def drill(
     else:
         verdict = f"{len(found.problems)} problems" if found.problems else "all came back"
         click.echo(
-            f"backup {found.backup} of {found.made}: {found.topics:,} topics, "
+            f"{found.name} of {found.made}: {found.topics:,} topics, "
             f"{found.records:,} records, {found.seconds:.1f} s: {verdict}"
         )
     for problem in found.problems[:SHOWN_MAX]:
@@ -151,21 +224,61 @@ def drill(
     ctx.exit(1 if found.problems else 0)
 
 
-def drilled(fs: Fs, folder: str, scratch: Path, number: int | None, start_within_ms: int) -> Drill:
-    """Restore into `scratch`, and compare. Raises `StorageError` if nothing can be restored."""
+def from_folder(folder: str, data: str, number: int | None) -> tuple[Drilled, bool]:
+    """Restore a backup; whether it names segments that were damaged when it was made."""
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.repository import Repository
     from topics_server.archive.restore import restore
 
-    began_ms = monotonic_ms()
+    fs = OsFs()
     store = FolderStore.open(fs, folder, write=False)
-    data = scratch / "data"
-    restored = restore(fs, store, str(data), number)
+    restored = restore(fs, store, data, number)
     facts = Repository(store).facts(restored.backup)
-    moment = datetime.fromtimestamp(facts.ts_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    found = Drill(facts.number, moment, facts.topics, segment_bytes=facts.segment_bytes)
-    # The backup names segments that were damaged when it was made.
-    is_damaged = bool(facts.damaged_segments)
+    found = BackupDrilled(
+        backup=facts.number,
+        made=_utc(facts.ts_ms),
+        topics=facts.topics,
+        segment_bytes=facts.segment_bytes,
+    )
+    return found, bool(facts.damaged_segments)
+
+
+def _from_archive(
+    url: str, data: str, find: Callable[[Moments], RestorePoint]
+) -> tuple[Drilled, bool]:
+    """Restore a moment; whether its base names segments that were damaged when it was made."""
+    from topics_server.archive.continuous.restoring import restore_moment
+    from topics_server.cli.backups.archive import opened
+
+    points: list[RestorePoint] = []
+
+    def noted(moments: Moments) -> RestorePoint:
+        points.append(find(moments))
+        return points[0]
+
+    made = restore_moment(OsFs(), opened(url), data, noted)
+    base = points[0].base
+    found = MomentDrilled(
+        base=base.part,
+        lsn=made.lsn,
+        made=_utc(made.ts),
+        topics=made.topics,
+        segment_bytes=made.segment_bytes,
+    )
+    return found, bool(base.backup.facts.damaged_segments)
+
+
+def _utc(ts_ms: int) -> str:
+    return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def drilled(
+    fs: Fs, scratch: Path, start_within_ms: int, restore: Callable[[str], tuple[Drilled, bool]]
+) -> Drilled:
+    """Restore into `scratch`, and compare. Raises `StorageError` if nothing can be restored."""
+    began_ms = monotonic_ms()
+    data = scratch / "data"
+    found, is_damaged = restore(str(data))
     if not is_damaged:
         found.problems += verify(fs, str(data)).problems
     wanted = _by_files(fs, str(data), found)
@@ -187,7 +300,7 @@ def drilled(fs: Fs, folder: str, scratch: Path, number: int | None, start_within
         ) as (_, url):
             client = ServerConnection(url, key)
             try:
-                found.problems += _by_server(client, facts.topics, wanted, is_damaged=is_damaged)
+                found.problems += _by_server(client, found.topics, wanted, is_damaged=is_damaged)
             finally:
                 client.close()
     except Failure as failure:
@@ -196,7 +309,7 @@ def drilled(fs: Fs, folder: str, scratch: Path, number: int | None, start_within
     return found
 
 
-def _by_files(fs: Fs, data_dir: str, found: Drill) -> dict[str, TopicDigest]:
+def _by_files(fs: Fs, data_dir: str, found: Drilled) -> dict[str, TopicDigest]:
     """The live records of each topic, read from the files."""
     digests: dict[str, TopicDigest] = {}
     for item in dump(fs, data_dir):
@@ -217,7 +330,7 @@ def _by_server(
     rows = rows_of(client, "/v0/topics", "topics", {})
     names = [msgspec.json.decode(row, type=_Named).topic for row in rows]
     if len(names) != topics:
-        yield f"the backup has {topics} topics, and the restored server {len(names)}"
+        yield f"it has {topics} topics, and the restored server {len(names)}"
     for name in sorted(wanted.keys() - set(names)):
         yield f"topic {name} is missing in the restored server"
     for name in names:

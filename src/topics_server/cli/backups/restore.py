@@ -5,9 +5,7 @@ Exit code 0: DIR is ready for `topics serve`. 1: refused or damaged; what is in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from topics_server.cli.backups.moment_options import finder
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import format_options, note, show_object
 from topics_server.runtime.archive_url import is_url
@@ -22,9 +21,6 @@ from topics_server.values.errors import StorageError
 
 if TYPE_CHECKING:
     from topics_server.archive.continuous.moments import Moments, RestorePoint
-
-_MS = re.compile(r"[0-9]{1,16}", re.ASCII)
-_SEQ = re.compile(r"(.+)=([1-9][0-9]{0,19})", re.DOTALL)
 
 
 @click.command("restore")
@@ -87,7 +83,7 @@ def command(
     if is_url(source):
         if number is not None:
             raise click.UsageError("--backup is for a FOLDER; an archive has --base")
-        find = _finder(to_seq, to_time, base)
+        find = finder(to_seq, to_time, base)
         made = _from_archive(source, directory, find, topics, skipped)
     else:
         if given or topics is not None:
@@ -131,39 +127,6 @@ def _from_archive(
         return restore_moment(OsFs(), store, directory, find, is_wanted=is_wanted, skipped=skipped)
     except StorageError as error:
         raise Failure(str(error)) from None
-
-
-def _finder(
-    to_seq: str | None, to_time: str | None, base: int | None
-) -> Callable[[Moments], RestorePoint]:
-    """What finds the moment that the options name."""
-    if to_seq is not None:
-        found = _SEQ.fullmatch(to_seq)
-        if found is None:
-            raise click.UsageError(f"--to-seq {to_seq}: allowed is TOPIC=N, N from 1 on")
-        topic, seq = found[1], int(found[2])
-        return lambda moments: moments.at_seq(topic, seq)
-    if to_time is not None:
-        ts_ms = _ms_of(to_time)
-        return lambda moments: moments.at_time(ts_ms)
-    if base is not None:
-        part = base
-        return lambda moments: moments.at_base(part)
-    return lambda moments: moments.newest()
-
-
-def _ms_of(text: str) -> int:
-    if _MS.fullmatch(text):
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--to-time {text}: allowed is a time like 2026-01-31T12:00:00Z, or ms since the epoch"
-        ) from None
-    if found.tzinfo is None:
-        raise click.UsageError(f"--to-time {text}: say the zone, as in {text}Z")
-    return int(found.astimezone(UTC).timestamp() * 1000)
 
 
 def _wanted(topics: str) -> Callable[[str], bool]:

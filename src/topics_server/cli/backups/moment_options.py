@@ -1,0 +1,49 @@
+"""The options that name a moment of an archive: `--to-seq`, `--to-time`, `--base`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from topics_server.archive.continuous.moments import Moments, RestorePoint
+
+_MS = re.compile(r"[0-9]{1,16}", re.ASCII)
+_SEQ = re.compile(r"(.+)=([1-9][0-9]{0,19})", re.DOTALL)
+
+
+def finder(
+    to_seq: str | None, to_time: str | None, base: int | None
+) -> Callable[[Moments], RestorePoint]:
+    """What finds the moment that the options name."""
+    if to_seq is not None:
+        found = _SEQ.fullmatch(to_seq)
+        if found is None:
+            raise click.UsageError(f"--to-seq {to_seq}: allowed is TOPIC=N, N from 1 on")
+        topic, seq = found[1], int(found[2])
+        return lambda moments: moments.at_seq(topic, seq)
+    if to_time is not None:
+        ts_ms = _ms_of(to_time)
+        return lambda moments: moments.at_time(ts_ms)
+    if base is not None:
+        part = base
+        return lambda moments: moments.at_base(part)
+    return lambda moments: moments.newest()
+
+
+def _ms_of(text: str) -> int:
+    if _MS.fullmatch(text):
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--to-time {text}: allowed is a time like 2026-01-31T12:00:00Z, or ms since the epoch"
+        ) from None
+    if found.tzinfo is None:
+        raise click.UsageError(f"--to-time {text}: say the zone, as in {text}Z")
+    return int(found.astimezone(UTC).timestamp() * 1000)
