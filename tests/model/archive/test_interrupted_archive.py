@@ -70,10 +70,7 @@ def test_a_death_behind_the_first_part_leaves_no_gap() -> None:
             made.world.run(made.put_topics())
             made.world.disk.fail("any", "crash", path="data/ARCHIVE_POSITION*", nth=nth)
             with pytest.raises(SimulatedCrash):
-                made.world.run(made.load(8))
-                made.world.run(made.settle())
-                made.world.run(made.load(8))
-                made.world.run(made.settle())
+                made.world.run(_two_loads(made))
             made.world.crash("power")
             made.world.disk.heal()
             position = read_position(made.world.disk, "data")
@@ -84,6 +81,12 @@ def test_a_death_behind_the_first_part_leaves_no_gap() -> None:
             made.world.run(made.settle())
             assert made.verified().stretches == 1, f"nth {nth}"
     assert unknown
+
+
+async def _two_loads(made: Archived) -> None:
+    for _ in range(2):
+        await made.load(8)
+        await made.settle()
 
 
 def locked(made: Archived) -> Lock:
