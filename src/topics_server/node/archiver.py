@@ -99,9 +99,10 @@ class Archiver:
         self._is_closing = False
         self._woken = asyncio.Event()
         self._retry_s = 0.0
-        # Everything up to `_seen_lsn` was archived at `_seen_ms`, when so much was journaled.
+        # Everything up to `_seen_lsn` was archived at `_seen_ms`, of the monotonic clock, when so
+        # much was journaled.
         self._seen_lsn = 0
-        self._seen_ms = ground.clock.now_ms()
+        self._seen_ms = ground.clock.monotonic_ms()
         self._seen_bytes = 0
         self._base_bytes = 0
         self._parts = self._part_bytes = self._bases = self._gaps = self._errors = 0
@@ -121,7 +122,7 @@ class Archiver:
         is_behind = self._commits.next_lsn - 1 > self._seen_lsn
         shipper = self._shipper
         return ArchiveMetrics(
-            lag_s=(self._ground.clock.now_ms() - self._seen_ms) / 1000 if is_behind else 0.0,
+            lag_s=(self._ground.clock.monotonic_ms() - self._seen_ms) / 1000 if is_behind else 0.0,
             lag_bytes=self._journaled_bytes() - self._seen_bytes if is_behind else 0,
             kept_bytes=self._journal.archive_bytes,
             parts=self._parts,
@@ -275,7 +276,8 @@ class Archiver:
             base = self._base = None
         if shipper.needs_base and base is None:
             return Shipped()
-        now_ms, journaled = self._ground.clock.now_ms(), self._journaled_bytes()
+        clock, journaled = self._ground.clock, self._journaled_bytes()
+        now_ms, seen_ms = clock.now_ms(), clock.monotonic_ms()
         upto_lsn, synced = self._journal.synced_up_to(self._commits.next_lsn - 1)
         ready = None if base is None else base.ready
         shipped = await self._run_off(partial(shipper.ship, upto_lsn, now_ms, synced, ready))
@@ -290,7 +292,7 @@ class Archiver:
             self._journal.keep_for_archive(shipper.last_lsn + 1)
             if not shipped.has_more:
                 self._seen_lsn = max(upto_lsn, shipper.last_lsn)
-                self._seen_ms, self._seen_bytes = now_ms, journaled
+                self._seen_ms, self._seen_bytes = seen_ms, journaled
         return shipped
 
     def _journaled_bytes(self) -> int:
@@ -331,7 +333,8 @@ class Archiver:
         if not shipper.needs_base:
             position = shipper.position
             age_ms = self._ground.clock.now_ms() - position.base_ts_ms
-            is_old = age_ms >= self._ground.settings.archive_base_interval_ms
+            # Of a base from a time to come, the clock was set back since.
+            is_old = not 0 <= age_ms < self._ground.settings.archive_base_interval_ms
             is_long = self._journaled_bytes() - self._base_bytes >= _BASE_BYTES
             if position.last_lsn <= position.base_lsn or not (is_old or is_long):
                 return

@@ -140,6 +140,19 @@ def test_gaps_in_a_file_are_told_and_counted(topics: Topics, topic: str) -> None
     assert ran.message == "gap: records 1 to 4 were gone there (cap)"
 
 
+def test_a_file_of_gaps_does_not_flood_the_terminal_nor_control_it(
+    topics: Topics, topic: str
+) -> None:
+    gap = b'{"tombstone":{"gap_from":1,"gap_to":4,"reason":"\\u001b[2J%s"}}\n' % (b"x" * 90)
+    ran = topics.good("import", "-", topic, stdin=gap * 30 + b'{"data":5}\n')
+    assert (ran.value["imported"], ran.value["gaps"]) == (1, 30)
+    assert "\x1b" not in ran.err
+    lines = ran.err.splitlines()
+    assert lines[0] == f"gap: records 1 to 4 were gone there (?[2J{'x' * 36})"
+    assert len(lines) == 21
+    assert lines[-1] == "further gaps are counted"
+
+
 def test_lines_of_any_form_with_a_field_of_the_time(topics: Topics, topic: str) -> None:
     lines = b'{"at":"2025-05-28T16:33:21Z","kind":"a"}\n'
     words = ("--whole-lines", "--tag-field", "kind", "--time-field", "at")

@@ -1,9 +1,9 @@
 """Verbs on backups.
 
 - `archive`: `topics archive`: ls, verify, drill, prune, unlock of a continuous archive.
+- `archive_source`: the archive at a URL, and the options that name a moment of it.
 - `backup`: `topics backup`: a backup of a running server, or of a stopped one's directory.
 - `backups`: `topics backups`: ls, verify, drill and prune of a backup folder.
 - `drill`: `topics backups drill`, `topics archive drill`: try a restore in a scratch folder.
-- `moment_options`: the options that name a moment of an archive.
 - `restore`: `topics restore`: makes a data directory from a backup or a moment of an archive.
 """

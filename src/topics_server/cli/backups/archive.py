@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from topics_server.cli.backups.archive_source import opened
 from topics_server.cli.backups.drill import drill_archive
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import confirm, format_options, note, show_table, write_line
-from topics_server.runtime.archive_url import parse_archive_url
 from topics_server.values.errors import StorageError
 
 if TYPE_CHECKING:
     from topics_server.archive.continuous.bases import ArchiveBase
     from topics_server.archive.continuous.history import ArchiveHistory
-    from topics_server.archive.continuous.places.shared_folder import ArchiveStore
 
 _COLUMNS = ("base", "made", "last_lsn", "topics", "segments", "segment_bytes", "until", "until_lsn")
 _URL = click.argument("url", metavar="URL")
@@ -161,27 +160,6 @@ def unlock(url: str, yes: bool) -> None:
     except StorageError as error:
         raise Failure(str(error)) from None
     note("the archive is not locked any more")
-
-
-def opened(url: str) -> ArchiveStore:
-    """The archive at a URL. Raises `Failure` for another place."""
-    from topics_server.archive.continuous.places.opening import open_archive
-    from topics_server.archive.continuous.verifying import owner_of
-    from topics_server.wal.fs import OsFs
-
-    try:
-        parse_archive_url(url)
-    except ValueError as error:
-        raise click.UsageError(
-            f"URL: {error}; allowed are file:/// and an absolute path, or s3://, "
-            "gs:// or az://, a bucket and a prefix"
-        ) from None
-    try:
-        store = open_archive(OsFs(), url)
-        owner_of(store)
-    except StorageError as error:
-        raise Failure(str(error)) from None
-    return store
 
 
 def _rows(

@@ -25,7 +25,7 @@ import msgspec
 import xxhash
 
 from topics_server.cli.amounts import duration
-from topics_server.cli.backups.moment_options import finder
+from topics_server.cli.backups.archive_source import finder, opened
 from topics_server.cli.connection import Failure, ServerConnection, topic_path
 from topics_server.cli.listing import rows_of
 from topics_server.cli.output import format_options, note, write_line
@@ -248,7 +248,6 @@ def _from_archive(
 ) -> tuple[Drilled, bool]:
     """Restore a moment; whether its base names segments that were damaged when it was made."""
     from topics_server.archive.continuous.restoring import restore_moment
-    from topics_server.cli.backups.archive import opened
 
     points: list[RestorePoint] = []
 

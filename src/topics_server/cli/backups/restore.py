@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from topics_server.cli.backups.moment_options import finder
+from topics_server.cli.backups.archive_source import finder, opened
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import format_options, note, show_object
 from topics_server.runtime.archive_url import is_url
@@ -118,7 +118,6 @@ def _from_archive(
     skipped: tuple[int, ...],
 ) -> object:
     from topics_server.archive.continuous.restoring import restore_moment
-    from topics_server.cli.backups.archive import opened
     from topics_server.wal.fs import OsFs
 
     store = opened(url)

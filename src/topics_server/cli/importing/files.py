@@ -24,8 +24,9 @@ from topics_server.cli.retries import Tell
 from topics_server.values.limits import MIB
 
 BATCH_BYTES: Final = MIB
-# So many bad lines are told one by one; the others are counted.
+# So many bad lines, and gaps, are told one by one; the others are counted.
 SHOWN_MAX: Final = 20
+_REASON_MAX: Final = 40
 
 
 class Tally(msgspec.Struct):
@@ -146,10 +147,18 @@ class FileSource:
                     records.append(text)
                 case GapLine(first=first, last=last, reason=reason):
                     self.tally.gaps += 1
-                    self._tell(f"gap: records {first} to {last} were gone there ({reason})")
+                    self._tell_gap(first, last, reason)
                 case BadLine():
                     self._bad(found, part, first_line)
         return records
+
+    def _tell_gap(self, first: int, last: int, reason: str) -> None:
+        """Tell some gaps one by one; a file may say anything as a reason, also to a terminal."""
+        if self.tally.gaps <= SHOWN_MAX:
+            shown = "".join(char if char.isprintable() else "?" for char in reason[:_REASON_MAX])
+            self._tell(f"gap: records {first} to {last} were gone there ({shown})")
+        elif self.tally.gaps == SHOWN_MAX + 1:
+            self._tell("further gaps are counted")
 
     def _bad(self, error: BadLine, part: _Part, first_line: int) -> None:
         if not self._skip_bad:

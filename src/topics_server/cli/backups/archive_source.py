@@ -1,4 +1,4 @@
-"""The options that name a moment of an archive: `--to-seq`, `--to-time`, `--base`."""
+"""The archive at a URL, and the options that name a moment: `--to-seq`, `--to-time`, `--base`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from topics_server.cli.connection import Failure
+from topics_server.runtime.archive_url import parse_archive_url
+from topics_server.values.errors import StorageError
+
 if TYPE_CHECKING:
     from topics_server.archive.continuous.moments import Moments, RestorePoint
+    from topics_server.archive.continuous.places.shared_folder import ArchiveStore
 
 _MS = re.compile(r"[0-9]{1,16}", re.ASCII)
 _SEQ = re.compile(r"(.+)=([1-9][0-9]{0,19})", re.DOTALL)
@@ -47,3 +52,24 @@ def _ms_of(text: str) -> int:
     if found.tzinfo is None:
         raise click.UsageError(f"--to-time {text}: say the zone, as in {text}Z")
     return int(found.astimezone(UTC).timestamp() * 1000)
+
+
+def opened(url: str) -> ArchiveStore:
+    """The archive at a URL. Raises `Failure` for another place."""
+    from topics_server.archive.continuous.places.opening import open_archive
+    from topics_server.archive.continuous.verifying import owner_of
+    from topics_server.wal.fs import OsFs
+
+    try:
+        parse_archive_url(url)
+    except ValueError as error:
+        raise click.UsageError(
+            f"URL: {error}; allowed are file:/// and an absolute path, or s3://, "
+            "gs:// or az://, a bucket and a prefix"
+        ) from None
+    try:
+        store = open_archive(OsFs(), url)
+        owner_of(store)
+    except StorageError as error:
+        raise Failure(str(error)) from None
+    return store
