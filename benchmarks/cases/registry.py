@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
-from benchmarks.cases.archived import archive
 from benchmarks.cases.compared.builds import builds
 from benchmarks.cases.compared.redis import redis
 from benchmarks.cases.finding import find
+from benchmarks.cases.keeping.archived import archive
 from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_topics import many_topics, pauses

@@ -1,0 +1,4 @@
+"""What keeping a copy of a store costs.
+
+- `archived`: appends with an archive, its lag, and restores.
+"""
