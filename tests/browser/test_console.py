@@ -162,6 +162,7 @@ def test_the_overview_says_that_the_server_is_away(browser: Browser, server: Ser
         page.evaluate("location.hash = '#/topic/later'")
         shows(page, "All topics")
         server.start()
+        shows(page, 'topic "later" does not exist')
         append(server, "later", [{"data": "here again"}])
         shows(page, "here again")
 

@@ -101,20 +101,21 @@ function run(makePanel) {
 
 const TABS = [["records", "Records"], ["live", "Live"], ["queue", "Queue"], ["consumers", "Consumers"], ["views", "Views"], ["settings", "Settings"]];
 
-async function showTopic(name, tab) {
+// `told`: the error that the page shows already. A topic that does not exist may be created.
+async function showTopic(name, tab, told) {
   running?.abort();
   const own = new AbortController();
   running = own;
-  replace(main, h("p", { class: "muted" }, "Loading …"));
+  if (!told) replace(main, h("p", { class: "muted" }, "Loading …"));
   let state;
   try { state = await stateOf(name, own.signal); } catch (error) {
     if (own.signal.aborted) return;
     replace(connection, badge(error.status ? `${error.status} ${error.code}` : "away", "bad"));
-    if (!(error.status >= 400 && error.status < 500)) {
-      const again = setTimeout(show, 2000);
+    if (error.status === 404 || !(error.status >= 400 && error.status < 500)) {
+      const again = setTimeout(() => showTopic(name, tab, error.message), 2000);
       own.signal.addEventListener("abort", () => clearTimeout(again));
     }
-    replace(main, h("h1", {}, text(name)), h("div", { class: "empty" }, h("strong", {}, error.message), h("p", {}, h("a", { href: "#/topics" }, "All topics"))));
+    if (told !== error.message) replace(main, h("h1", {}, text(name)), h("div", { class: "empty" }, h("strong", {}, error.message), h("p", {}, h("a", { href: "#/topics" }, "All topics"))));
     return;
   }
   const isQueue = state.type === "queue";

@@ -13,6 +13,9 @@ from topics_server.client.calls import Call, QueueAddress, reader
 from topics_server.client.errors import BadAnswer
 from topics_server.client.values import plain
 
+# Methods whose repeat does the same once more (RFC 9110 §9.2.2).
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+
 
 class TopicDescription(msgspec.Struct, frozen=True):
     """A topic as the server describes it; a list leaves out its type and configuration."""
@@ -103,8 +106,13 @@ def any_call(method: str, path: str, body: Any) -> Call[Any]:
     """Any request of the server; its JSON."""
     if not path.startswith("/"):
         raise ValueError("a path begins with /")
-    sent = None if body is None else msgspec.json.encode(body)
-    return Call(method=method, path=checked_path(path), body=sent, read=_anything, repeatable=True)
+    return Call(
+        method=method,
+        path=checked_path(path),
+        body=None if body is None else msgspec.json.encode(body),
+        read=_anything,
+        repeatable=method.upper() in _IDEMPOTENT,
+    )
 
 
 def _anything(answer: bytes) -> Any:

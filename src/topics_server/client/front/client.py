@@ -97,7 +97,7 @@ class Client(BlockingClient):
         self._patiently(admin_calls.drop(place(topic, self.url)))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Any request of the server; its JSON. A repeat must be harmless."""
+        """Any request of the server; its JSON. A `POST` is sent once, others are tried again."""
         return self._patiently(admin_calls.any_call(method, path, body))
 
     # -- records ---------------------------------------------------------------------------------
