@@ -87,7 +87,8 @@ def test_a_damaged_segment_is_mended_without_a_restart(
     assert good(api.http.get("/v0/ready"))["status"] == "ready"
     (kept,) = (server.data_dir / "quarantine").rglob("*.data.*")
     assert kept.read_bytes() == damaged
-    assert "was mended from the archive, 1 records are back" in server.log.read_text()
+    told_back = "was mended from the archive, 1 records are back"
+    eventually(lambda: told_back in server.log.read_text(), "the log says so", within_s=60)
     server.stop()
     api = server.start()
     assert api.read_all(topic) == records
