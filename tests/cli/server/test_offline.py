@@ -176,7 +176,7 @@ def test_the_walk_through_works_as_written(topics: Topics, api: Api, tmp_path: P
         ["sh", str(script)],
         capture_output=True,
         env=topics.environment(),
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -622,12 +622,20 @@ def test_a_stop_ends_events_and_polls(own: NewServer, path: str) -> None:
     events = door.follow(path)
     events.pair()
     answers: list[Told] = []
-    polling = threading.Thread(
-        target=lambda: answers.append(
-            httpx.get(f"{door.api.url}{MOUNT}/{path}?offset={end}&live=long-poll", timeout=30)
-        )
-    )
+    sent = threading.Event()
+
+    def note(step: str, _info: object) -> None:
+        if step == "http11.send_request_headers.complete":
+            sent.set()
+
+    def poll() -> None:
+        with httpx.Client(timeout=DEADLINE_S) as client:
+            url = f"{door.api.url}{MOUNT}/{path}?offset={end}&live=long-poll"
+            answers.append(client.get(url, extensions={"trace": note}))
+
+    polling = threading.Thread(target=poll)
     polling.start()
+    assert sent.wait(DEADLINE_S)
     time.sleep(0.3)
     began = time.monotonic()
     server.stop()
