@@ -32,6 +32,16 @@ TOPICS: Final = 1_000
 RECORDS: Final = int(os.environ.get("TOPICS_TEST_CONSOLE_RECORDS", "20000"))
 BATCH: Final = 5_000
 SIZE_MAX: Final = 300_000
+# A text of each panel that is there once it has its data.
+OTHER_PANELS: Final = {
+    "routers": "caught up",
+    "streams": "image/svg+xml",
+    "topic/jobs/queue": "worker-1",
+    "topic/large/consumers": "have records to read",
+    "topic/large/views": "ready",
+    "topic/large/settings": "Drop the topic",
+    "overview": "Append latency, 99 %",
+}
 SEQS: Final = "[...document.querySelectorAll('.record')].map((row) => Number(row.dataset.seq))"
 # JavaScript: what the page has loaded from the server's files, and when it was painted first.
 LOADED: Final = """(() => {
@@ -64,6 +74,31 @@ def fill_server(server: Server) -> None:
     hostile = [SCRIPT, {"text": RIGHT_TO_LEFT}, deep, {"__proto__": {"ran": True}}]
     append(server, "large", [{"data": data, "tag": "hostile"} for data in hostile])
     append(server, "large", [{"data": LONG, "tag": RIGHT_TO_LEFT}])
+
+
+def fill_other_panels(server: Server) -> None:
+    """Consumers, a view and a router of the large topic; a queue; streams."""
+    for number in range(20):
+        good(
+            server.api.http.put(f"/v0/topics/large/consumers/c{number}", json={"from": "earliest"})
+        )
+    view = {"shortcut": {"count_by_tag": True}}
+    good(server.api.http.put("/v0/topics/large/views/by-tag", json=view))
+    good(server.api.http.put("/v0/routers/audit", json={"source": "large", "dest": "copies"}))
+    good(server.api.put("jobs", {"type": "queue", "max_deliveries": 1, "dead_letter": "dead"}))
+    for start in range(0, RECORDS // 10, BATCH):
+        count = min(BATCH, RECORDS // 10 - start)
+        append(server, "jobs", [{"data": SCRIPT, "tag": f"t{n}"} for n in range(count)])
+    claim = {"node": "worker-1", "max": 100, "lease_ms": 600_000}
+    jobs = good(server.api.http.post("/v0/topics/jobs/claim", json=claim))["claimed"]
+    seqs = [job["$seq"] for job in jobs[:50]]
+    nack = {"node": "worker-1", "seqs": seqs, "error": RIGHT_TO_LEFT}
+    good(server.api.http.post("/v0/topics/jobs/nack", json=nack))
+    headers = {"content-type": "image/svg+xml"}
+    for number in range(100):
+        path = f"/v1/stream/pages/{number}"
+        made = server.api.http.put(path, content=SCRIPT.encode(), headers=headers)
+        assert made.status_code == 201
 
 
 def change(page: Page, selector: str, value: str) -> None:
@@ -120,3 +155,14 @@ def test_many_topics_and_records(browser: Browser, server: Server) -> None:
         page.wait(f"{SEQS}[0] === {head + 1000}", "the newest of a burst")
         assert page.evaluate(f"{SEQS}.length") <= 500
         picture(page, "size-live")
+
+        fill_other_panels(server)
+        for place, text in OTHER_PANELS.items():
+            page.evaluate(f"location.hash = {json.dumps('#/' + place)}")
+            shows(page, text)
+            assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+            picture(page, f"size-{place.split('/')[-1]}")
+        page.evaluate("location.hash = '#/topic/large/views'")
+        press(page, "Run")
+        shows(page, "rows as of record")
+        picture(page, "size-rows")
