@@ -23,6 +23,7 @@ from topics_server.runtime.metrics import (
     DiskFacts,
     Facts,
     LatencyHistogram,
+    MendingMetrics,
     PressureFacts,
     RecoveryFacts,
     RouteFacts,
@@ -101,6 +102,7 @@ def facts() -> Facts:
         log_lines_dropped=3,
         backups=BackupMetrics(1, 2, 3, 4),
         scrub=ScrubMetrics(1, 2, 3, 4, 5),
+        mending=MendingMetrics(1, 2, 3, 4),
         archive=ArchiveMetrics(
             lag_s=1.5,
             lag_bytes=2,
