@@ -3,8 +3,9 @@
 Recovery may lower what a log holds: its journal ends earlier than it did before a power cut. Right
 behind recovery the log's last entry, its head and its holes tell which files are ahead of it. New
 entries hide that: they use the numbers of lost ones again, and may evict a hole. So `node/boot`
-notes the facts of the logs before anything is written, a start behind an unclean stop removes such
-files before the server is ready, and a view compares what it opens later with these facts.
+notes the facts of the logs before anything is written. A start behind an unclean stop, or one that
+lost what an ephemeral topic held, removes such files before the server is ready; and a view
+compares what it opens later with these facts.
 """
 
 from __future__ import annotations
@@ -84,7 +85,10 @@ async def judge_files(
     *,
     was_clean: bool,
 ) -> RecoveredLogs:
-    """Note the logs of all views; behind an unclean stop, remove every file that is ahead of its.
+    """Note the logs of all views; remove every file that is ahead of its log.
+
+    Behind a clean stop only logs with holes are looked at: a restart loses what ephemeral topics
+    hold, and the next crash may come before a view has opened its file.
 
     Called before anything is written. Never refuses a start: a file that cannot be opened now is
     compared again by its view.
@@ -92,10 +96,12 @@ async def judge_files(
     topics = {row.topic: registry.find(row.topic) for row in table}
     logs = {topic.topic_id: facts_of_log(topic) for topic in topics.values() if topic is not None}
     ahead: set[int] = set()
-    for row in table if not was_clean else ():
+    for row in table:
         topic = topics[row.topic]
         if topic is None:
             continue  # its view removes what is there
+        if was_clean and not logs[topic.topic_id].holes:
+            continue
         try:
             files = await offload.run(partial(files_in, directory / str(row.view_id)))
         except OSError as error:

@@ -30,6 +30,11 @@ def test_a_view_is_the_fold_of_its_topic() -> None:
     assert joined > _SEEDS
 
 
+def test_what_an_ephemeral_topic_lost_by_a_clean_stop_is_not_held_behind_a_crash() -> None:
+    """The crash comes before the view has opened its file, and later records evict the hole."""
+    ViewedSimulation(501068).run()
+
+
 def test_without_the_rule_of_files_that_are_ahead_a_view_is_wrong() -> None:
     """A file that holds what a power cut took from the log must be found: else the fold differs."""
     with (
