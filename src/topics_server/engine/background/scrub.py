@@ -154,6 +154,9 @@ class Scrubber:
         try:
             while first < count:
                 end, size = _range(run, first)
+                if size > RANGE_BYTES:
+                    # A damaged index may claim any length, and the scrub would wait for it.
+                    size = min(size, self._reads.disk_bytes(topic.topic_id))
                 await self._wait(size)
                 if run.segment_id not in topic.log.segment_ids():
                     return  # dropped meanwhile

@@ -117,6 +117,19 @@ async def test_a_damaged_index_is_counted_and_the_next_segment_is_read(sleeps: S
     assert rig.segments.reads == 2
 
 
+async def test_a_length_that_a_damaged_index_claims_does_not_hold_the_pass_up(
+    sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    topic = await sealed(rig, "t", 8)
+    (run,) = topic.log.sealed()
+    monkeypatch.setattr(type(run.index), "record_bytes", lambda _index, _row: 1 << 40)
+    scrubber = scrubber_of(rig, sleeps, ScrubRules(1 << 50, 1_000))
+    await passes(scrubber, 1)
+    assert rig.segments.reads == 8
+    assert sum(sleeps.slept) < 8 * 2 * 60
+
+
 async def test_a_segment_that_cannot_be_read_is_counted(sleeps: Sleeps) -> None:
     rig = Rig()
     await sealed(rig, "t", 8)
