@@ -14,4 +14,4 @@ from topics_server.client.front.admin_calls import any_call
 def test_only_a_request_whose_repeat_is_harmless_is_sent_again(
     method: str, repeatable: bool
 ) -> None:
-    assert any_call(method, "/v0/topics/orders/records", None).repeatable is repeatable
+    assert any_call(method, "/v0/topics/orders", None).repeatable is repeatable
