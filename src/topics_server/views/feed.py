@@ -48,7 +48,7 @@ class SharedPage:
         self._pieces: dict[bool, list[BlockRows]] = {}
 
     def pieces(self, *, with_payloads: bool) -> list[BlockRows]:
-        """The records; the same list for all who ask."""
+        """The records; every caller gets the same list."""
         found = self._pieces.get(with_payloads)
         if found is None:
             found = pieces_of(self.page, with_payloads=with_payloads)
@@ -78,7 +78,7 @@ class Feed:
         self._sending: set[asyncio.Task[list[Answer]]] = set()
 
     def rest(self) -> asyncio.Future[None]:
-        """Done when the views that rest go on; whoever cannot wait for it resolves it."""
+        """A future that ends when the resting views go on. A view in a hurry sets its result."""
         return self._pacer.rest()
 
     async def read(self, topic: Topic, request: ReadRequest) -> SharedPage:
@@ -132,7 +132,7 @@ class Feed:
                 one.answer.set_result(task.result()[index])
             else:
                 one.answer.set_exception(_error_for_each(error, len(waiting)))
-                # Nobody may wait for it any more.
+                # The view may have stopped waiting; asyncio would then report the error as lost.
                 one.answer.exception()
 
     async def _answers(self, waiting: list[_Waiting]) -> list[Answer]:

@@ -33,7 +33,7 @@ class Pacer:
         self._views = 1
 
     def rest(self) -> asyncio.Future[None]:
-        """Done when the views that rest go on. Whoever cannot wait that long resolves it."""
+        """A future that ends when the resting views go on. A view in a hurry sets its result."""
         loop = asyncio.get_running_loop()
         if not self._resting:
             loop.call_later(pause_s(self._views), self._go_on)
