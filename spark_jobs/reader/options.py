@@ -23,7 +23,6 @@ from spark_jobs.reader.query import (
     Names,
     Query,
 )
-from topics_server.runtime.archive_url import parse_archive_url
 
 PARTITION_BYTES_MIN: Final = 16 * 1024
 PARTITION_BYTES: Final = 128 * 2**20
@@ -181,6 +180,9 @@ def place_of(path: str) -> str:
     """
     if "://" not in path or path.startswith("file:"):
         return _local(path)
+    # Only the driver parses a path; an executor that unpickles options loads nothing for it.
+    from topics_server.runtime.archive_url import parse_archive_url
+
     try:
         return parse_archive_url(path).text
     except ValueError as error:

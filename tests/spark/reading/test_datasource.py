@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.spark.reading.test_reader import LEFT, read, webhooks
 
 if not HAS_SPARK:
     pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
+
+from pyspark import cloudpickle
 
 from spark_jobs.datasource import PUSH_DOWN, TopicsReader, payloads
 
@@ -205,18 +208,23 @@ def test_the_source_registers_itself() -> None:
     assert pyspark_topics.DefaultSource.name() == "topics"
 
 
-def test_an_executor_of_spark_loads_nothing_else_of_the_server(spark: Any, frame: Any) -> None:
-    frame.count()
-
-    def loaded(_rows: Iterator[Any]) -> Iterator[str]:
-        import sys
-
-        import spark_jobs.reader.segments  # noqa: F401
-
-        yield " ".join(sorted(m for m in sys.modules if m.startswith("topics_server")))
-
-    found = set(" ".join(spark.sparkContext.range(4).mapPartitions(loaded).collect()).split())
-    assert found == {
+def test_an_executor_of_spark_loads_nothing_else_of_the_server(webhooks: Server) -> None:
+    """A new process stands for the executor: Spark keeps its own for the next job of any test."""
+    parsed = parse_options({"path": str(webhooks.data_dir)})
+    reader = TopicsReader(parsed, parsed.query)
+    task = cloudpickle.dumps((reader, reader.partitions()))
+    program = (
+        "import pickle, sys\n"
+        "reader, partitions = pickle.load(sys.stdin.buffer)\n"
+        "rows = sum(batch.num_rows for part in partitions for batch in reader.read(part))\n"
+        "print(rows, *(m for m in sys.modules if m.startswith('topics_server')))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], input=task, capture_output=True, check=True, timeout=60
+    )
+    rows, *found = answer.stdout.decode().split()
+    assert int(rows) == len(LEFT)
+    assert set(found) == {
         "topics_server",
         *(f"topics_server.{name}" for name in ("values", "values.errors", "values.limits", "wal")),
         *(
