@@ -509,8 +509,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _uploading(self) -> BodyUploads | None:
         if self.uploads is None and self.door is not None:
-            is_closing = self.transport.is_closing
-            self.uploads = BodyUploads(self.door, self.flow, self._refuse_upload, is_closing)
+            receive = self.data_received
+            self.uploads = BodyUploads(self.door, self.flow, self._refuse_upload, receive)
         return self.uploads
 
     def _refuse_upload(self, error: TopicsError) -> None:

@@ -9,12 +9,14 @@ Each key has its own line, and lines are served in turn, so that the uploads of 
 others waiting.
 
 While the budget is short, reading a greedy key fast only refuses more of its uploads
-(`http/upload_budget`). Then one connection of that key reads at a time, with a rest of `REST_S`
-behind each turn, which leaves most of the loop to all other clients. In `api/context`; called by
-`http/exchange/body_uploads` and `http/websocket`. Loop thread only.
+(`http/upload_budget`). Then its connections do not read by themselves: one of them at a time is
+read for a share of `SHARE_BYTES`, with a rest of `REST_S` behind it, which leaves most of the loop
+to all other clients. Those that have sent nothing are passed, `ASKED_MAX` at a time, and cost a
+system call each. In `api/context`; called by `http/exchange/body_uploads` and `http/websocket`.
+Loop thread only.
 
-Invariant: a reader is in one line and does not read, or in `_reading` and reads, or in neither. No
-line is empty.
+Invariant: a reader is in one line and does not read, or in `_reading` and reads, or is in
+`_sharing` and is read in this very call, or in none of these. No line is empty.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ LARGE_BYTES: Final = 64 * KIB
 READING_MAX: Final = 2
 # How long one of them reads while others wait, ms.
 READING_MS: Final = 3.0
-# How long no connection of a greedy key reads, behind each turn of one, s.
+# How much of a connection of a greedy key is read at a time, and how many are asked for it.
+SHARE_BYTES: Final = 64 * KIB
+ASKED_MAX: Final = 8
+# How long nothing of a greedy key is read behind a share; and behind asking in vain, s.
 REST_S: Final = 0.001
+VAIN_REST_S: Final = 0.005
 
 
 class UploadReader(Protocol):
@@ -51,6 +57,13 @@ class UploadReader(Protocol):
         """Stop reading until the next turn."""
         ...
 
+    def read_share(self, count: int) -> bool | None:
+        """Take up to `count` bytes without reading on; whether anything had come.
+
+        None: the client sends no more.
+        """
+        ...
+
 
 class UploadTurns:
     """Connections in line, in order of arrival, and those that read."""
@@ -61,6 +74,8 @@ class UploadTurns:
         self._lines: dict[object, dict[UploadReader, None]] = {}
         self._key_of: dict[UploadReader, object] = {}
         self._reading: dict[UploadReader, None] = {}
+        # The one whose share is being read.
+        self._sharing: set[UploadReader] = set()
         # When the next connection of a greedy key may read, on the loop's clock.
         self._greedy_at = 0.0
         self._filling: asyncio.Handle | None = None
@@ -73,6 +88,9 @@ class UploadTurns:
 
     def wait(self, reader: UploadReader) -> None:
         """Stop a reader and put it at the end of its key's line."""
+        if reader in self._sharing:
+            # It goes to the end of its line behind its share.
+            return
         if reader in self._reading:
             self._end_turn(reader)
         if reader not in self._key_of:
@@ -81,7 +99,10 @@ class UploadTurns:
 
     def leave(self, reader: UploadReader) -> None:
         """A reader has finished its upload, or is gone: it reads freely."""
-        if reader in self._key_of:
+        if reader in self._sharing:
+            self._sharing.remove(reader)
+            reader.begin_turn()
+        elif reader in self._key_of:
             self._remove(reader)
             reader.begin_turn()
         elif reader in self._reading:
@@ -142,15 +163,42 @@ class UploadTurns:
             found = self._next_key(loop.time())
             if found is None:
                 break
-            reader = self._pop(*found)
+            (key,) = found
+            if self._budget.is_greedy(key):
+                self._read_share(key)
+                continue
+            reader = self._pop(key)
             self._reading[reader] = None
             reader.begin_turn()
         if not self._lines:
             return
-        if self._rotating is None:
+        if self._rotating is None and self._reading:
             self._rotating = loop.call_later(READING_MS / 1000, self._rotate)
         if len(self._reading) < READING_MAX:
-            self._resting = loop.call_later(REST_S, self._fill)
+            rest_s = max(REST_S, self._greedy_at - loop.time())
+            self._resting = loop.call_later(rest_s, self._fill)
+
+    def _read_share(self, key: object) -> None:
+        """Read a share of the first connection of a greedy key's line that has something."""
+        rest_s = VAIN_REST_S
+        for _ in range(min(ASKED_MAX, len(self._lines[key]))):
+            reader = self._pop(key)
+            self._sharing.add(reader)
+            found = reader.read_share(SHARE_BYTES)
+            if reader not in self._sharing:
+                # Its upload is whole: it has left.
+                rest_s = REST_S
+                break
+            self._sharing.remove(reader)
+            if found is None:
+                # It reads on, and finds that there is nothing more.
+                reader.begin_turn()
+            else:
+                self._append(reader)
+            if found:
+                rest_s = REST_S
+                break
+        self._greedy_at = asyncio.get_running_loop().time() + rest_s
 
     def _rotate(self) -> None:
         """Move readers to the end of their lines, if others wait."""

@@ -27,6 +27,7 @@ from websockets.server import ServerProtocol
 from topics_server.http.content_encoding import JSON_TYPE
 from topics_server.http.error_responses import envelope, status_of
 from topics_server.http.exchange.door import Door
+from topics_server.http.exchange.flow_control import read_past
 from topics_server.http.exchange.pings import PeerPings
 from topics_server.http.exchange.scopes import ConnectionScope
 from topics_server.http.read_scheduler import FEW
@@ -524,6 +525,14 @@ class WebSocketConnection(asyncio.Protocol):
         self._waits_turn = True
         if not self.transport.is_closing():
             self.transport.pause_reading()
+
+    def read_share(self, count: int) -> bool | None:
+        """See `upload_turns.UploadReader`."""
+        if self.transport.is_closing():
+            return None
+        if self.read_paused or self._is_behind:
+            return False
+        return read_past(self.transport, count, self.data_received)
 
     def refuse_upload(self, error: TopicsError) -> None:
         """Answer with `error`, close, and go on receiving for a while so that the client reads it.

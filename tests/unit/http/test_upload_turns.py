@@ -7,7 +7,15 @@ import asyncio
 import pytest
 
 from topics_server.http.upload_budget import UploadBudget
-from topics_server.http.upload_turns import READING_MAX, READING_MS, REST_S, UploadTurns
+from topics_server.http.upload_turns import (
+    ASKED_MAX,
+    READING_MAX,
+    READING_MS,
+    REST_S,
+    SHARE_BYTES,
+    VAIN_REST_S,
+    UploadTurns,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +47,18 @@ class Reader:
         self.upload_key = key
         self.reads = True
         self.turns = 0
+        # What its client has sent; None: it sends no more.
+        self.sent: int | None = 0
+        self.asked = self.taken = 0
+
+    def read_share(self, count: int) -> bool | None:
+        self.asked += 1
+        if self.sent is None:
+            return None
+        share = min(count, self.sent)
+        self.sent -= share
+        self.taken += share
+        return share > 0
 
     def begin_turn(self) -> None:
         self.reads = True
@@ -124,32 +144,90 @@ class Uploading(Reader):
         raise AssertionError(error)
 
 
-async def test_a_greedy_key_rests_behind_each_turn_and_reads_one_at_a_time(clock: Clock) -> None:
-    budget = UploadBudget(max_bytes=1000)
-    turns = UploadTurns(budget)
-    greedy = [Uploading("greedy") for _ in range(5)]
+def greedy_ones(count: int, budget: UploadBudget, turns: UploadTurns) -> list[Uploading]:
+    """Waiting connections of a greedy key."""
+    greedy = [Uploading("greedy") for _ in range(count)]
     for reader in greedy:
-        budget.set_bytes(budget.begin(reader, "greedy"), 120)
+        budget.set_bytes(budget.begin(reader, "greedy"), budget.max_bytes // count)
+        turns.wait(reader)
     assert budget.is_greedy("greedy")
     assert not budget.is_greedy("modest")
+    return greedy
+
+
+async def test_a_greedy_key_gets_one_share_at_a_time_and_rests_behind_it(clock: Clock) -> None:
+    budget = UploadBudget(max_bytes=1000)
+    turns = UploadTurns(budget)
+    greedy = greedy_ones(5, budget, turns)
     for reader in greedy:
-        turns.wait(reader)
+        reader.sent = 10 * SHARE_BYTES
     await asyncio.sleep(0)
-    assert sum(reader.reads for reader in greedy) == 1
-    first = next(reader for reader in greedy if reader.reads)
-    turns.wait(first)
+    assert sum(reader.taken for reader in greedy) == SHARE_BYTES
     modest = Uploading("modest")
     turns.wait(modest)
     await asyncio.sleep(0)
     assert modest.reads, "a modest key does not wait for the rest of a greedy one"
-    assert not any(reader.reads for reader in greedy)
-    for _ in range(2 * len(greedy)):
+    for shares in range(2, 11):
         await clock.advance(REST_S)
-        reading = [reader for reader in greedy if reader.reads]
-        assert len(reading) <= 1
-        for reader in reading:
-            turns.wait(reader)
-    assert all(reader.turns for reader in greedy), "the rests end"
+        assert sum(reader.taken for reader in greedy) <= shares * SHARE_BYTES
+        assert not any(reader.reads for reader in greedy), "none reads by itself"
+    assert all(reader.taken for reader in greedy), "the rests end, and each has its share"
+
+
+async def test_stalled_uploads_of_a_greedy_key_are_asked_now_and_then(clock: Clock) -> None:
+    budget = UploadBudget(max_bytes=1000)
+    turns = UploadTurns(budget)
+    greedy = greedy_ones(200, budget, turns)
+    await asyncio.sleep(0)
+    for rests in range(1, 26):
+        assert sum(reader.asked for reader in greedy) == rests * ASKED_MAX
+        await clock.advance(VAIN_REST_S)
+    assert {reader.asked for reader in greedy} <= {1, 2}
+    assert not any(reader.turns for reader in greedy), "none was told to read"
+    # One that goes on is found behind those in front of it.
+    greedy[0].sent = SHARE_BYTES
+    for _ in range(200 // ASKED_MAX + 1):
+        await clock.advance(VAIN_REST_S)
+    assert greedy[0].taken == SHARE_BYTES
+
+
+async def test_who_ends_within_its_share_reads_freely(clock: Clock) -> None:
+    budget = UploadBudget(max_bytes=1000)
+    turns = UploadTurns(budget)
+    whole, gone, last = greedy_ones(3, budget, turns)
+    last.sent = SHARE_BYTES
+
+    def read_share(count: int) -> bool:
+        turns.wait(whole)
+        turns.leave(whole)
+        return True
+
+    whole.read_share = read_share  # type: ignore[method-assign]
+    gone.sent = None
+    await asyncio.sleep(0)
+    assert whole.reads
+    await clock.advance(REST_S)
+    assert gone.reads, "it finds by itself that there is nothing more"
+    assert last.taken == SHARE_BYTES
+    assert len(turns) == 1
+    turns.leave(last)
+    assert last.reads
+    assert len(turns) == 0
+
+
+async def test_the_line_of_a_key_that_is_no_longer_greedy_reads_by_itself(clock: Clock) -> None:
+    budget = UploadBudget(max_bytes=1000)
+    turns = UploadTurns(budget)
+    greedy = [Uploading("greedy") for _ in range(2)]
+    uploads = [budget.begin(reader, "greedy") for reader in greedy]
+    for reader, upload in zip(greedy, uploads, strict=True):
+        budget.set_bytes(upload, 400)
+        turns.wait(reader)
+    await asyncio.sleep(0)
+    assert not any(reader.reads for reader in greedy)
+    budget.end(uploads[0])
+    await clock.advance(VAIN_REST_S)
+    assert all(reader.reads for reader in greedy)
 
 
 async def test_no_key_is_greedy_while_half_of_the_budget_is_free() -> None:

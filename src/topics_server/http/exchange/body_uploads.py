@@ -20,21 +20,24 @@ from topics_server.values.errors import TopicsError
 
 
 class BodyUploads:
-    """`refuse`: of the connection, called when the budget refuses what is received."""
+    """`refuse`: of the connection, called when the budget refuses what is received.
 
-    __slots__ = ("_counted", "_door", "_flow", "_is_closing", "_key", "_refuse", "takes_turns")
+    `receive`: gives the connection what was read for it.
+    """
+
+    __slots__ = ("_counted", "_door", "_flow", "_key", "_receive", "_refuse", "takes_turns")
 
     def __init__(
         self,
         door: Door,
         flow: Flow,
         refuse: Callable[[TopicsError], None],
-        is_closing: Callable[[], bool],
+        receive: Callable[[bytes], None],
     ) -> None:
         self._door = door
         self._flow = flow
         self._refuse = refuse
-        self._is_closing = is_closing
+        self._receive = receive
         # Bodies that count in the budget, with their requests; the one being received is the last.
         self._counted: list[tuple[Exchange, Upload]] = []
         # The key of the last one: what comes behind a refusal is received in its line, too.
@@ -94,7 +97,7 @@ class BodyUploads:
 
     def wait_turn(self) -> None:
         """Read the connection in turn among large uploads."""
-        if not self._is_closing():
+        if not self._flow.is_closing:
             self.takes_turns = True
             self._door.upload_turns.wait(self)
 
@@ -111,10 +114,16 @@ class BodyUploads:
 
     def begin_turn(self) -> None:
         """See `upload_turns.UploadReader`."""
-        if not self._is_closing():
+        if not self._flow.is_closing:
             self._flow.begin_turn()
 
     def end_turn(self) -> None:
         """See `upload_turns.UploadReader`."""
-        if not self._is_closing():
+        if not self._flow.is_closing:
             self._flow.end_turn()
+
+    def read_share(self, count: int) -> bool | None:
+        """See `upload_turns.UploadReader`."""
+        if self._flow.is_closing:
+            return None
+        return self._flow.read_share(count, self._receive)

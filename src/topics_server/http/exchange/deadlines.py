@@ -91,7 +91,7 @@ class Deadlines:
             since = self.lingers_since
             if now < self.lingers_until:
                 # Of an upload that was refused some more may come.
-                since = now if connection.flow.waits_turn else max(since, self.swallowed_at)
+                since = now if connection.flow.is_kept_waiting else max(since, self.swallowed_at)
             return "linger" if now - since > limits.linger_s else None
         if is_closing:
             return None
@@ -108,7 +108,7 @@ class Deadlines:
     ) -> str | None:
         """Of a request that is not whole."""
         reader = connection.reader
-        is_unread = connection.flow.read_paused or connection.flow.waits_turn
+        is_unread = connection.flow.read_paused or connection.flow.is_kept_waiting
         if is_unread or not (reader.has_head or connection.is_answered):
             # It may be whole already, if only we would read it.
             reader.partial_since = now

@@ -8,8 +8,35 @@ it waits for its turn among large uploads, or received bytes wait to be parsed. 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
+
+from topics_server.runtime.metrics import log
+
+def read_past(transport: Any, count: int, receive: Callable[[bytes], None]) -> bool | None:
+    """Have `receive` take up to `count` bytes of a transport that does not read.
+
+    Returns whether anything had come; None if the client sends no more or is gone, which the
+    transport finds out when it reads.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return None
+    try:
+        share = os.read(sock.fileno(), count)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    if not share:
+        return None
+    try:
+        receive(share)
+    except Exception:
+        log.exception("defect while reading a request")
+        transport.abort()
+    return True
 
 
 class Flow:
@@ -23,6 +50,7 @@ class Flow:
         "_is_writable",
         "_transport",
         "is_behind",
+        "is_stalled",
         "let_go",
         "read_paused",
         "waits_turn",
@@ -38,6 +66,8 @@ class Flow:
         self.read_paused = False
         # Nothing is read until the connection's turn among large uploads (`http/upload_turns`).
         self.waits_turn = False
+        # It is read in shares, and when it was read last, nothing had come.
+        self.is_stalled = False
         # Nothing is read until what was received is parsed.
         self.is_behind = False
 
@@ -70,15 +100,34 @@ class Flow:
         self.is_behind = False
         self._resume()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection is ending."""
+        closing: bool = self._transport.is_closing()
+        return closing
+
+    @property
+    def is_kept_waiting(self) -> bool:
+        """Whether it waits for its turn, and the client may have sent what was not read."""
+        return self.waits_turn and not self.is_stalled
+
     def end_turn(self) -> None:
-        """Read nothing until `begin_turn`."""
+        """Read nothing until `begin_turn`, except for shares."""
         self.waits_turn = True
         self._transport.pause_reading()
 
     def begin_turn(self) -> None:
         """Read, unless something else keeps the connection from it."""
-        self.waits_turn = False
+        self.waits_turn = self.is_stalled = False
         self._resume()
+
+    def read_share(self, count: int, receive: Callable[[bytes], None]) -> bool | None:
+        """See `read_past`; nothing if the connection waits for more than its turn."""
+        if self.read_paused or self.is_behind:
+            return False
+        found = read_past(self._transport, count, receive)
+        self.is_stalled = found is False
+        return found
 
     def _resume(self) -> None:
         if not (self.read_paused or self.waits_turn or self.is_behind):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from topics_server.http.connection import HttpConnection
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
+from topics_server.http.upload_turns import REST_S, SHARE_BYTES, VAIN_REST_S, UploadTurns
 from topics_server.values.limits import KIB, LINGER_BYTES_MAX, LINGER_MS_MAX, MIB
 
 pytestmark = pytest.mark.anyio
@@ -178,6 +180,55 @@ async def test_many_connections_that_send_much_take_turns(monkeypatch: pytest.Mo
     for one in (*several, protocol):
         one.connection_lost(None)
     assert len(side.state.upload_turns) == 0
+
+
+async def test_uploads_over_their_share_of_the_budget_are_read_in_small_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However much the clients have sent, a turn of the loop takes one share of all of them."""
+    monkeypatch.setattr(connection, "FEW", 0)
+    side = await side_of(4 * MIB)
+    door = side.state.upload_turns = UploadTurns(side.state.uploads)
+    loop_s = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: loop_s)
+    several, ours = [], []
+    for _ in range(12):
+        protocol, wire = side.connect()
+        own, client = socket.socketpair()
+        own.setblocking(False)
+        client.setblocking(False)
+        monkeypatch.setattr(wire, "get_extra_info", lambda name, own=own: own)
+        protocol.data_received(HEAD % (JSON, 50 * MIB) + PIECE)
+        protocol.data_received(PIECE)
+        several.append(protocol)
+        ours.append((own, client))
+    uploads = side.state.uploads
+    held = uploads.held_bytes
+    assert held == 24 * len(PIECE) > 2 * MIB
+    sent = sum(client.send(PIECE) for _, client in ours)
+    assert sent > 2 * SHARE_BYTES
+    grown = []
+    for _ in range(60):
+        loop_s += REST_S
+        await asyncio.sleep(0)
+        grown.append(uploads.held_bytes - held)
+        held = uploads.held_bytes
+    assert max(grown) <= SHARE_BYTES, "a turn reads one share"
+    assert sum(grown) >= 2 * SHARE_BYTES, "and they go on"
+    assert all(protocol.flow.waits_turn for protocol in several)
+    # Nothing more comes: the time for the rest of the body runs, as if they were read.
+    for _ in range(60):
+        loop_s += VAIN_REST_S
+        await asyncio.sleep(0)
+    stalled = [protocol for protocol in several if not protocol.flow.is_kept_waiting]
+    assert len(stalled) == len(several)
+    for protocol in several:
+        protocol.connection_lost(None)
+    assert len(door) == 0
+    for pair in ours:
+        for sock in pair:
+            sock.close()
+    await turns(5)
 
 
 async def test_a_long_body_out_of_the_read_scheduler_on_a_used_connection_is_answered() -> None:
