@@ -8,6 +8,8 @@ from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
 from benchmarks.cases.compared.builds import builds
 from benchmarks.cases.compared.redis import redis
+from benchmarks.cases.crowds.throttle import throttle
+from benchmarks.cases.crowds.uploads import uploads
 from benchmarks.cases.finding import find
 from benchmarks.cases.keeping.archived import archive
 from benchmarks.cases.larger_than_memory import memory
@@ -18,7 +20,6 @@ from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
-from benchmarks.cases.throttle import throttle
 from benchmarks.cases.views.applied import views, views_rebuild
 from benchmarks.cases.watch.fanout import fanout, wake_up
 from benchmarks.cases.watch.many_streams import idle_watchers, sessions, stuck_watchers
@@ -72,6 +73,7 @@ LEASE_CASES: dict[str, Case] = {
 
 OPERATE_CASES: dict[str, Case] = {
     "throttle": throttle,
+    "uploads": uploads,
     "operate-cost": operate_cost,
 }
 
