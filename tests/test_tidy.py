@@ -56,6 +56,7 @@ OWNERS: dict[str, dict[str, str]] = {
     "secrets": {"runtime.clock": "random ids", "client.effects": CLIENT},
     "uuid": {"runtime.clock": "random ids"},
     "os": {
+        "http.exchange.flow_control": "the share of an upload, read past its transport",
         "wal.fs": "the only open, write, sync and rename",
         "wal.directory": "the pid and the boot id in the directory's marks",
         "settings": "the environment and the number of cores",
@@ -80,6 +81,7 @@ TOP_LOOPS = {
     "http.exchange.asgi_exchange": "a defect in an application ends its connection, nobody else's",
     "http.websocket": "a defect in an application ends its socket, nobody else's",
     "http.read_scheduler": "a defect in reading breaks its connection, nobody else's",
+    "http.exchange.flow_control": "a defect in reading a share breaks its connection, no other's",
     "api.websocket.handlers": "a defect in a publish becomes its answer, no other's",
     "wal.journal.wal_writer": "a defect in the writer thread makes the shard read-only, not silent",
     "client.working.worker_run": "a handler that fails gives its job back, whatever it raised",
