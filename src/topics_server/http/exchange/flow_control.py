@@ -14,6 +14,7 @@ from typing import Any
 
 from topics_server.runtime.metrics import log
 
+
 def read_past(transport: Any, count: int, receive: Callable[[bytes], None]) -> bool | None:
     """Have `receive` take up to `count` bytes of a transport that does not read.
 
