@@ -134,6 +134,31 @@ async def test_a_body_has_to_get_on() -> None:
     protocol.connection_lost(None)
 
 
+@pytest.mark.parametrize(("sent", "expected"), [(10, ("body", 50)), (50, (None, 300))])
+async def test_waiting_for_its_turn_saves_no_slow_body(
+    sent: int, expected: tuple[str | None, int]
+) -> None:
+    """Before, each check during a wait started the time-out anew: of hundreds of large uploads that
+    send a byte now and then, hardly one was ended.
+    """
+    protocol, _, clock = await connected()
+    protocol.data_received(HEAD % (JSON, 10_000) + b"{")
+    await turns()
+    protocol.flow.end_turn()
+    kind, lasted = None, 0
+    while kind is None and lasted < 300:
+        protocol.flow.begin_turn()
+        protocol.data_received(b" " * sent)
+        protocol.flow.end_turn()
+        kind = after(protocol, clock, 10)
+        lasted += 10
+    assert (kind, lasted) == expected
+    if kind is None:
+        # Without a turn nothing is known about the client.
+        assert after(protocol, clock, 1000) is None
+    protocol.connection_lost(None)
+
+
 async def test_a_request_behind_one_that_is_being_answered_is_not_timed() -> None:
     protocol, wire, clock = await connected()
     body = b'{"from_seq":1,"wait_ms":30000}'

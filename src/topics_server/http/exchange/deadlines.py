@@ -44,8 +44,10 @@ class Deadlines:
     """The times of one connection, from when it was `made_at`."""
 
     __slots__ = (
+        "_asked_at",
         "_made_at",
         "_marked_bytes",
+        "_turns",
         "_unsent_bytes",
         "_unsent_since",
         "idle_since",
@@ -61,6 +63,9 @@ class Deadlines:
         self.is_used = False
         # Bytes of the body at the beginning of the time in which some more must have come.
         self._marked_bytes = 0
+        # When an incomplete request was last checked, and how many turns had ended then.
+        self._asked_at = 0.0
+        self._turns = 0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
         # Since when the client is told that there is no more; when something of it was dropped
@@ -107,17 +112,23 @@ class Deadlines:
         self, connection: Waited, now: float, limits: TimeoutSettings
     ) -> str | None:
         """Of a request that is not whole."""
-        reader = connection.reader
-        is_unread = connection.flow.read_paused or connection.flow.is_kept_waiting
+        reader, flow = connection.reader, connection.flow
+        read_until = now
+        if flow.is_kept_waiting:
+            # Received bytes are unread since the last turn. If one ended since the last check,
+            # everything that had come by then is read.
+            read_until = self._asked_at if flow.turns != self._turns else 0.0
+        self._asked_at, self._turns = now, flow.turns
+        is_unread = flow.read_paused or (flow.is_kept_waiting and not reader.has_head)
         if is_unread or not (reader.has_head or connection.is_answered):
             # It may be whole already, if only we would read it.
             reader.partial_since = now
         elif not reader.has_head:
             return "header" if now - reader.partial_since > limits.header_s else None
-        elif now - reader.partial_since > limits.body_s:
+        elif read_until - reader.partial_since > limits.body_s:
             if reader.body_bytes - self._marked_bytes < limits.body_bytes_min:
                 return "body"
-            reader.partial_since = now
+            reader.partial_since = read_until
             self._marked_bytes = reader.body_bytes
         return None
 

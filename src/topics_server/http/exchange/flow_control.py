@@ -54,6 +54,7 @@ class Flow:
         "is_stalled",
         "let_go",
         "read_paused",
+        "turns",
         "waits_turn",
         "write_paused",
     )
@@ -69,6 +70,8 @@ class Flow:
         self.waits_turn = False
         # It is read in shares, and when it was read last, nothing had come.
         self.is_stalled = False
+        # How many of its turns have ended, and shares were read.
+        self.turns = 0
         # Nothing is read until what was received is parsed.
         self.is_behind = False
 
@@ -114,6 +117,7 @@ class Flow:
 
     def end_turn(self) -> None:
         """Read nothing until `begin_turn`, except for shares."""
+        self.turns += 1
         self.waits_turn = True
         self._transport.pause_reading()
 
@@ -127,6 +131,7 @@ class Flow:
         if self.read_paused or self.is_behind:
             return False
         found = read_past(self._transport, count, receive)
+        self.turns += 1
         self.is_stalled = found is False
         return found
 
