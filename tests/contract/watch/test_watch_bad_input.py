@@ -12,7 +12,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -483,9 +483,13 @@ COMMANDS: Final = _commands()
 
 
 @pytest.fixture(scope="module")
-def socket_of_all(api: Api) -> WsClient:
-    """One WebSocket for all refused commands: it must outlive every one of them."""
-    return WsClient(api.url)
+def socket_of_all(api: Api) -> Iterator[WsClient]:
+    """One WebSocket for all refused commands: after all of them it still works, and closes well."""
+    ws = WsClient(api.url)
+    yield ws
+    assert ws.ask(op="ping")["op"] == "pong"
+    ws.close()
+    assert ws.connection.close_code == 1000
 
 
 @pytest.mark.parametrize("case", COMMANDS.values(), ids=list(COMMANDS))
@@ -512,13 +516,6 @@ def test_a_refused_command_is_answered_and_the_socket_stays(
     nothing_left(api, before)
     refused(api.state(absent), 404, "topic_not_found")
     assert api.get_state(standing)["head_seq"] == 3
-
-
-def test_the_last_case_closes_the_socket(socket_of_all: WsClient) -> None:
-    """§7-ws: after all of them it still works, and closes well. [7-ws-12]"""
-    assert socket_of_all.ask(op="ping")["op"] == "pong"
-    socket_of_all.close()
-    assert socket_of_all.connection.close_code == 1000
 
 
 @pytest.mark.parametrize("request_id", [5, 1.5, True, None, [], {}, "x" * 10_000, "", "ä\u0000"])
