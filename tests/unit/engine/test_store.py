@@ -232,8 +232,11 @@ async def test_an_append_parks_while_the_tail_is_too_long_and_goes_on_when_it_is
     assert answer.throttle_wait_ms == 7.0
 
 
-async def test_a_waiting_append_is_refused_when_sealing_does_not_catch_up() -> None:
-    rig = Rig(quotas=msgspec.structs.replace(NO_QUOTAS, max_tail_records=8))
+@pytest.mark.parametrize("quota", [{"max_tail_records": 8}, {"max_tail_bytes": 100}])
+async def test_a_waiting_append_is_refused_when_sealing_does_not_catch_up(
+    quota: dict[str, int],
+) -> None:
+    rig = Rig(quotas=msgspec.structs.replace(NO_QUOTAS, **quota))
     await rig.append("t", *range(9))
     asked = asyncio.create_task(rig.append("t", 9))
     await turns()

@@ -194,6 +194,15 @@ def test_the_floor_of_expiry_is_behind_the_last_live_record_that_is_too_old() ->
     assert retention.first_unexpired(log, 100, driver.now_ms) == 5
 
 
+def test_what_was_found_expired_stays_so_when_the_clock_is_set_back() -> None:
+    driver = Driver(TopicConfig(ttl_ms=100))
+    driver.append(1, 2)
+    log = driver.topic.log
+    assert retention.first_unexpired(log, 100, driver.now_ms + 101) == 3
+    assert retention.first_unexpired(log, 100, driver.now_ms) == 3
+    assert retention.expired_floor(log, 100, driver.now_ms) == 3
+
+
 def test_what_was_deleted_before_it_expired_moves_no_floor() -> None:
     driver = Driver(TopicConfig(ttl_ms=100))
     driver.append(1, 2, 3)

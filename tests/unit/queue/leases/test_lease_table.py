@@ -271,6 +271,33 @@ def test_durable_leases_outlive_a_crash_without_any_snapshot() -> None:
     assert again.claim(9, now_ms=TS + 50) == [1, 3, 4]
 
 
+def test_entries_that_the_snapshot_holds_are_applied_once() -> None:
+    desk = Desk(DURABLE)
+    desk.jobs(4)
+    desk.claim(2)
+    again = desk.restarted(list(desk.lease_table.capture()))
+    assert again.counts() == desk.counts() == (2, 2, 0, 0)
+    assert {seq: job.deliveries for seq, job in again.book().jobs.items()} == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_leases_keep_their_length_when_the_clock_is_set(is_under_way: bool) -> None:
+    """`is_under_way`: the clock is set between the decision about a claim and its effect."""
+    desk = Desk(DURABLE)
+    desk.jobs(2)
+    entry = desk.decide(2)
+    lsn = desk.write(entry)
+    desk.lease_table.stage(lsn, entry)
+    if is_under_way:
+        desk.lease_table.shift(1000)
+    desk.lease_table.commit_staged(lsn)
+    desk.lease_table.apply(lsn, entry)
+    if not is_under_way:
+        desk.lease_table.shift(1000)
+    assert desk.counts(now_ms=TS + 1099) == (0, 2, 0, 0)
+    assert desk.counts(now_ms=TS + 1101) == (2, 0, 0, 0)
+
+
 def test_pieces_may_be_taken_while_things_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_parts, "PIECE_JOBS", 2)
     monkeypatch.setattr("topics_server.queue.leases.lease_table.PIECE_JOBS", 2)
