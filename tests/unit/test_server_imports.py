@@ -28,6 +28,7 @@ LATE: Final = (
     "difflib",
     "httpx",
     "prometheus_client",
+    "pydantic",
     "rich",
     "urllib.request",
     "websockets",

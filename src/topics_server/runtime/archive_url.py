@@ -57,6 +57,8 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def archive_setting(given: object) -> object:
+def archive_setting(given: object) -> str:
     """The value of the setting: a URL that can be used. Raises `ValueError`."""
-    return parse_archive_url(given).text if isinstance(given, str) else given
+    if not isinstance(given, str):
+        raise ValueError("no text")
+    return parse_archive_url(given).text
