@@ -75,6 +75,17 @@ def test_one_that_cannot_be_made_takes_nothing(disk: FakeDisk, op: str) -> None:
     assert ballast.restore(1 << 20, 0)
 
 
+@pytest.mark.parametrize("op", ["open", "write", "sync"])
+def test_one_that_cannot_grow_keeps_what_it_has(disk: FakeDisk, op: str) -> None:
+    """Whoever fills the disk at this moment does not get it all."""
+    ballast = made(disk)
+    ballast.want(9000)
+    disk.fail(op, "enospc", path=PATH)  # type: ignore[arg-type]
+    assert not ballast.restore(1 << 20, 0)
+    assert (disk.file_size(PATH), ballast.held_bytes, ballast.missing_bytes) == (5000, 5000, 4000)
+    assert ballast.restore(1 << 20, 0)
+
+
 def test_the_next_start_finds_it(disk: FakeDisk) -> None:
     made(disk)
     again = Ballast(disk, "data")

@@ -272,8 +272,10 @@ class Writers:
                 has_cold=settings.cold_dir is not None,
             ),
             ground.space.may_seal,
+            ground.space.check_seal,
         )
         self.sealer.on_refused.append(ground.space.note_refused)
+        ground.space.on_given.append(self.sealer.retry_now)
         self.checkpointer = Checkpointer(
             registry,
             self.commits,

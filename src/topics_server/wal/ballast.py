@@ -53,21 +53,14 @@ class Ballast:
         """
         held, left = self._bytes, max(0, self._bytes - size)
         if held:
-            try:
-                file = self._fs.open(self._path, write=True)
-                try:
-                    file.truncate(left)
-                finally:
-                    file.close()
-            except StorageError:
-                remove_quietly(self._fs, self._path)
-            self._bytes = self._size()
+            self._cut(left)
         return held - self._bytes
 
     def restore(self, free_bytes: int, keep_free_bytes: int) -> bool:
         """*Blocking.* Fill it if that leaves `keep_free_bytes`; returns whether it is whole.
 
-        A ballast larger than wanted stays: it shrinks with the next release.
+        A refused write costs it nothing: what it held before it keeps, since others would take the
+        room. A ballast larger than wanted stays: it shrinks with the next release.
         """
         if not self.missing_bytes:
             return True
@@ -76,8 +69,11 @@ class Ballast:
         try:
             self._grow()
         except StorageError:
-            remove_quietly(self._fs, self._path)
-            self._bytes = self._size()
+            if self._bytes:
+                self._cut(self._bytes)
+            else:
+                remove_quietly(self._fs, self._path)
+                self._bytes = self._size()
             return False
         return True
 
@@ -95,6 +91,18 @@ class Ballast:
         finally:
             file.close()
         self._bytes = position
+
+    def _cut(self, size: int) -> None:
+        """Shorten it to `size` bytes; one that cannot be shortened is removed."""
+        try:
+            file = self._fs.open(self._path, write=True)
+            try:
+                file.truncate(size)
+            finally:
+                file.close()
+        except StorageError:
+            remove_quietly(self._fs, self._path)
+        self._bytes = self._size()
 
     def _size(self) -> int:
         try:

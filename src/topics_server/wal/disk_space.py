@@ -3,9 +3,11 @@
 Looks once a second, and at once when the disk refused a flip or a drop. Below the floor
 (`TOPICS_MIN_FREE_BYTES`, plus the missing part of the ballast) appends are refused and journal
 files are not filled ahead; deletes, acks, drops, manifests, flips and checkpoints continue. The
-ballast gives these exactly the space they lack, a snapshot only what makes it fit. No new segment
-is sealed while a part of the ballast is missing, except at a start that has room for all of it.
-Called by `node`, on the loop; the disk is asked off the loop.
+ballast gives these exactly the space they lack, a snapshot only what makes it fit; its last piece
+is for the small writes that free space. No new segment is sealed while a part of the ballast is
+missing, except at a start that has room for all of it. A snapshot or segment that cannot fit is
+refused before its first byte: otherwise each attempt would fill the disk for a moment, and other
+writes would fail. Called by `node`, on the loop; the disk is asked off the loop.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from topics_server.wal.fs import Fs
 _CHECK_S: Final = 1.0
 # Bytes for a refused manifest or flip, and a snapshot's margin beside its own bytes.
 _PIECE_BYTES: Final = 64 * KIB
+# The ballast keeps this much for manifests, flips and snapshots up to this size.
+_LAST_BYTES: Final = 2 * _PIECE_BYTES
 
 
 class Space:
@@ -45,6 +49,10 @@ class Space:
         self._offload: Final = offload
         self._ballast: Final = Ballast(fs, root)
         self._refused = asyncio.Event()
+        # What the next refused manifest or flip gets: each time more, because it may be large.
+        self._next_piece_bytes = _PIECE_BYTES
+        # Called when a refused write got room from the ballast.
+        self.on_given: list[Callable[[], None]] = []
         self.min_free_bytes: Final = min_free_bytes
         self._ballast.want(ballast_bytes())
         # Until the first look a ballast may be missing because this start has not written it yet.
@@ -66,6 +74,14 @@ class Space:
         """Whether new segments may be made: not from the space that the ballast released."""
         return self._is_unwritten or not self._ballast.missing_bytes
 
+    def check_seal(self, size: int) -> None:
+        """*Blocking, briefly.* Raises `DiskFull` where a segment of `size` bytes cannot fit."""
+        self._check(size + _PIECE_BYTES, self._fs.free_bytes(self._root), "segment")
+
+    def _check(self, size: int, free: int, what: str) -> None:
+        if free < size:
+            raise DiskFull(f"a {what} takes {size} bytes, and only {free} can be had", self._root)
+
     def _has_room_for_it(self) -> bool:
         """*Blocking, briefly.* Whether the missing ballast fits above the floor."""
         try:
@@ -78,18 +94,25 @@ class Space:
         self._give_back(size, self._fs.free_bytes(self._root))
 
     async def make_room(self, snapshot_bytes: int) -> None:
-        """Release ballast if that makes a snapshot fit; otherwise keep it for a smaller one."""
-        await self._offload.run(partial(self._make_room, snapshot_bytes + _PIECE_BYTES))
+        """Release ballast if that makes a snapshot fit; otherwise keep it for a smaller one.
+
+        Raises `DiskFull` where it cannot fit.
+        """
+        await self._offload.run(partial(self._make_room, snapshot_bytes))
 
     def _make_room(self, size: int) -> None:
-        free = self._fs.free_bytes(self._root)
-        if free + self._ballast.held_bytes >= size:
-            self._give_back(size, free)
+        free, held = self._fs.free_bytes(self._root), self._ballast.held_bytes
+        if size > _LAST_BYTES:
+            held = max(0, held - _LAST_BYTES)
+        self._check(size, free + held, "snapshot")
+        self._give_back(min(size + _PIECE_BYTES, free + held), free)
 
-    def _give_back(self, size: int, free: int) -> None:
-        """Release the ballast's bytes that are missing to `size` free bytes."""
-        if free < size and (given := self._ballast.release(size - free)):
+    def _give_back(self, size: int, free: int) -> int:
+        """Release the ballast's bytes that are missing to `size` free bytes; returns how many."""
+        given = self._ballast.release(size - free) if free < size else 0
+        if given:
             log.warning("%d bytes are free: %d bytes of ballast were released", free, given)
+        return given
 
     def note_refused(self) -> None:
         """The disk refused a flip or a drop: look now."""
@@ -101,29 +124,35 @@ class Space:
             look = partial(self._look, was_refused=self._refused.is_set())
             self._refused.clear()
             try:
-                free = await self._offload.run(look)
+                free, given = await self._offload.run(look)
             except StorageError as error:
                 log.warning("the free space cannot be read: %s", error)
             else:
                 tell_low(free < self.floor_bytes, free)
+                for callback in self.on_given if given else ():
+                    callback()
             try:
                 async with asyncio.timeout(_CHECK_S):
                     await self._refused.wait()
             except TimeoutError:
                 pass
 
-    def _look(self, *, was_refused: bool) -> int:
-        """*Blocking.* Release the ballast, or fill it again; returns the free bytes after that."""
-        ballast, root = self._ballast, self._root
+    def _look(self, *, was_refused: bool) -> tuple[int, int]:
+        """*Blocking.* Release the ballast, or fill it again.
+
+        Returns the free bytes after that, and those that a refused write got.
+        """
+        ballast, root, given = self._ballast, self._root, 0
         free = self._fs.free_bytes(root)
         ballast.want(self._ballast_bytes())
         if was_refused:
-            # More with each refusal: a manifest may be large.
-            self._give_back(2 * max(_PIECE_BYTES // 2, ballast.missing_bytes), free)
-        else:
-            ballast.restore(free, self.min_free_bytes)
+            given = self._give_back(self._next_piece_bytes, free)
+            if given:
+                self._next_piece_bytes *= 2
+        elif ballast.restore(free, self.min_free_bytes):
+            self._next_piece_bytes = _PIECE_BYTES
         self._is_unwritten = False
-        return self._fs.free_bytes(root)
+        return self._fs.free_bytes(root), given
 
 
 def reasons_of(checkpoints: StorageError | None, sealing: StorageError | None) -> list[str]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.contract.driver import Api, Json, Server, eventually, good, refused
@@ -85,6 +86,30 @@ def _ready(api: Api) -> Json:
     return good(api.http.get("/v0/ready"))
 
 
+@contextlib.contextmanager
+def _told_on_failure(server: Server, disk: Path) -> Iterator[None]:
+    """On a failure, print what a person needs to find its cause: the server's own reasons, its
+    last refusal, its log and what is on the disk.
+    """
+    try:
+        yield
+    except BaseException:
+        found = os.statvfs(disk)
+        print(f"\nfree: {found.f_bavail * found.f_frsize} bytes")
+        for path in ("/v0/ready", "/v0/topics/big", "/v0/topics/kept"):
+            with contextlib.suppress(httpx.HTTPError):
+                print(f"{path}: {server.api.http.get(path).text}")
+        with contextlib.suppress(httpx.HTTPError):
+            answer = server.api.append("kept", [{"data": "why not"}])
+            print(f"append: {answer.status_code} {answer.text}")
+        print(f"its log:\n{server.log.read_text(errors='replace')}")
+        for file in sorted(disk.rglob("*")):
+            with contextlib.suppress(OSError):
+                told = file.stat()
+                print(f"{told.st_size:>12} {told.st_blocks * 512:>12} {file.relative_to(disk)}")
+        raise
+
+
 def _fill_to_the_last_byte(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         size = 1 << 20
@@ -111,32 +136,35 @@ def test_a_disk_full_to_its_last_byte_is_emptied_through_the_api(
         server = Server(tmp_path / "server", {"TOPICS_DATA_DIR": str(disk / "data")})
         try:
             api = server.start()
-            good(api.put("kept", {"durability": "fsync"}))
-            for number in range(30):
-                api.add("kept", number)
-            taken = _fill(api, 100_000) + _fill(api, 1_000)
-            _fill_to_the_last_byte(disk / "somebody's file")
-            found = os.statvfs(disk)
-            assert found.f_bavail * found.f_frsize < 4096
-            time.sleep(3)
-            assert api.append("kept", [{"data": "no room"}]).status_code == 429
-            eventually(lambda: _ready(api)["status"] == "degraded", "it is told", _WITHIN_S)
-            print(f"\n{_ready(api)['reasons']}")
-            good(api.delete("big", before_seq=10**9) if how == "delete" else api.drop("big"))
-            began = time.monotonic()
-            eventually(
-                lambda: api.append("kept", [{"data": 30}]).status_code == 200,
-                "appends are taken again",
-                within_s=_WITHIN_S,
-            )
-            print(f"\n{kind} {mib} MiB, {how}: {taken} records, {time.monotonic() - began:.1f} s")
-            eventually(lambda: _ready(api)["status"] == "ready", "nothing fails", _WITHIN_S)
-            print(f"\nready {time.monotonic() - began:.1f} s after it")
-            for _ in range(20):
-                good(api.append("kept", [{"data": "y" * 10_000}]))
-            api = server.crash()
-            assert [r["data"] for r in api.read_all("kept")][:31] == list(range(31))
-            assert len(api.read_all("kept")) == 51
+            with _told_on_failure(server, disk):
+                good(api.put("kept", {"durability": "fsync"}))
+                for number in range(30):
+                    api.add("kept", number)
+                taken = _fill(api, 100_000) + _fill(api, 1_000)
+                _fill_to_the_last_byte(disk / "somebody's file")
+                found = os.statvfs(disk)
+                assert found.f_bavail * found.f_frsize < 4096
+                time.sleep(3)
+                assert api.append("kept", [{"data": "no room"}]).status_code == 429
+                eventually(lambda: _ready(api)["status"] == "degraded", "it is told", _WITHIN_S)
+                print(f"\n{_ready(api)['reasons']}")
+                good(api.delete("big", before_seq=10**9) if how == "delete" else api.drop("big"))
+                began = time.monotonic()
+                eventually(
+                    lambda: api.append("kept", [{"data": 30}]).status_code == 200,
+                    "appends are taken again",
+                    within_s=_WITHIN_S,
+                )
+                print(
+                    f"\n{kind} {mib} MiB, {how}: {taken} records, {time.monotonic() - began:.1f} s"
+                )
+                eventually(lambda: _ready(api)["status"] == "ready", "nothing fails", _WITHIN_S)
+                print(f"\nready {time.monotonic() - began:.1f} s after it")
+                for _ in range(20):
+                    good(api.append("kept", [{"data": "y" * 10_000}]))
+                api = server.crash()
+                assert [r["data"] for r in api.read_all("kept")][:31] == list(range(31))
+                assert len(api.read_all("kept")) == 51
         finally:
             if server.process is not None:
                 server.stop()

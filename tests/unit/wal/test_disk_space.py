@@ -149,7 +149,7 @@ def test_journal_files_leave_the_floor_and_what_the_ballast_lacks() -> None:
     assert (space.floor_bytes, space.may_seal()) == (6000, True)
     assert space.may_fill(14_000)
     assert not space.may_fill(14_001)
-    assert space._look(was_refused=False) == 15_000
+    assert space._look(was_refused=False) == (15_000, 0)
     assert (space.floor_bytes, space.may_seal()) == (1000, True)
     assert not space.may_fill(14_001)
 
@@ -170,25 +170,86 @@ def test_a_start_seals_before_it_wrote_its_ballast_only_where_that_fits() -> Non
 def test_a_refused_manifest_gets_a_piece_and_the_rest_stays() -> None:
     disk, space = whole(1_000_000, 500_000)
     fill_up(disk, 500_000)
-    assert space._look(was_refused=False) == 0
-    assert space._look(was_refused=True) == 65_536
-    assert space._look(was_refused=True) == 131_072
+    assert space._look(was_refused=False) == (0, 0)
+    assert space._look(was_refused=True) == (65_536, 65_536)
+    assert space._look(was_refused=True) == (131_072, 65_536)
     assert space.floor_bytes == 1000 + 131_072
     disk.unlink("else")
-    assert space._look(was_refused=False) == 500_000
+    assert space._look(was_refused=False) == (500_000, 0)
     # Another refusal, with enough room.
-    assert space._look(was_refused=True) == 500_000
+    assert space._look(was_refused=True) == (500_000, 0)
 
 
 async def test_a_snapshot_gets_what_it_lacks_if_that_makes_it_fit() -> None:
     disk, space = whole(1_000_000, 500_000)
     fill_up(disk, 490_000)
-    await space.make_room(500_000)
+    with pytest.raises(DiskFull, match="a snapshot takes 600000 bytes, and"):
+        await space.make_room(600_000)
     assert disk.room_bytes() == 10_000
     await space.make_room(200_000)
     assert disk.room_bytes() == 200_000 + 65_536
     await space.make_room(100_000)
     assert disk.room_bytes() == 200_000 + 65_536
+
+
+async def test_whoever_takes_the_room_of_a_large_snapshot_leaves_that_of_a_small_one() -> None:
+    """Its release may be in vain: then a delete of everything, and its small snapshot, still find
+    room.
+    """
+    disk, space = whole(1_000_000, 500_000)
+    fill_up(disk, 500_000)
+    await space.make_room(300_000)
+    fill_up(disk, 300_000 + 65_536)
+    assert disk.room_bytes() == 0
+    with pytest.raises(DiskFull):
+        await space.make_room(140_000)
+    await space.make_room(10_000)
+    assert disk.room_bytes() == 10_000 + 65_536
+    fill_up(disk, 10_000 + 65_536)
+    assert space._look(was_refused=True)[1] > 50_000
+
+
+async def test_whoever_takes_the_first_piece_leaves_the_others() -> None:
+    """A refused manifest gets one piece, however much of the ballast is missing already."""
+    disk, space = whole(1_000_000, 500_000)
+    fill_up(disk, 500_000)
+    await space.make_room(200_000)
+    fill_up(disk, 200_000 + 65_536)
+    assert space._look(was_refused=True) == (65_536, 65_536)
+
+
+async def test_a_segment_that_cannot_fit_is_refused_before_its_first_byte(
+    disk: FakeDisk,
+) -> None:
+    """Else every attempt fills the disk for a moment, and all other writes fail meanwhile."""
+    disk.capacity_bytes = 1_000_000
+    node = await started(disk, wal_shards=1)
+    for _ in range(8):
+        await append(node, "t", "x" * 20_000)
+    fill_up(disk, disk.room_bytes() - 200_000)
+    opened_before = len(disk.log)
+    with pytest.raises(DiskFull, match="a segment takes"):
+        await node.sealer.seal_topics(["t"])
+    assert [path for op, path in disk.log[opened_before:] if "segments" in path] == []
+    disk.unlink("else")
+    assert await node.sealer.seal_topics(["t"]) == (0, 1)
+    await node.close()
+
+
+async def test_what_the_disk_refused_is_tried_again_as_soon_as_it_has_room(
+    disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics_server.engine.background.sealer._RETRY_S", 1e6)
+    node = await started(disk, segment_max_events=8)
+    for number in range(16):
+        await append(node, "t", number)
+    await node.sealer.seal_topics(["t"])
+    disk.fail("open", "enospc", path="data/segments/*/manifest.tmp", times=1)
+    monkeypatch.setattr(node.ground.space, "_give_back", lambda size, free: size)
+    await node.store.delete("t", before_seq=17, match=None)
+    await look(node, 60)
+    assert not [name for name in disk.list_dir("data/segments/1") if name.endswith(".data")]
+    await node.close()
 
 
 def test_a_start_on_a_full_disk_has_the_ballast() -> None:
@@ -210,7 +271,9 @@ def whole(capacity: int, ballast: int) -> tuple[FakeDisk, Space]:
 
 
 def fill_up(disk: FakeDisk, size: int) -> None:
-    disk.open("else", create=True).pwrite(bytes(size), 0)
+    """Write, or lengthen, a foreign file."""
+    file = disk.open("else", write=True) if disk.exists("else") else disk.open("else", create=True)
+    file.pwrite(bytes(size), file.size())
 
 
 async def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:

@@ -19,7 +19,7 @@ import msgspec
 from topics_server.engine.background import seal_plan
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.ports import Clock, JournalPort, SegmentsPort
+from topics_server.engine.ports import Clock, JournalPort, SealedIndex, SegmentsPort
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -36,7 +36,7 @@ from topics_server.values.entries import (
 )
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN, SNAPSHOTS_KEPT
-from topics_server.values.storage_types import Offload
+from topics_server.values.storage_types import Offload, SegmentPlan, TopicFacts
 
 T = TypeVar("T")
 
@@ -71,8 +71,12 @@ class Sealer:
         clock: Clock,
         rules: SealingRules,
         may_seal: Callable[[], bool] = lambda: True,
+        check_room: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`may_seal`: whether the disk has room for new segments."""
+        """`may_seal`: whether the disk has room for new segments.
+
+        `check_room`: blocking; raises `StorageError` where a segment of so many bytes cannot fit.
+        """
         self._registry = registry
         self._commits = commits
         self._journal = journal
@@ -81,6 +85,7 @@ class Sealer:
         self._clock = clock
         self._rules = rules
         self._may_seal = may_seal
+        self._check_room = check_room
         # Topics whose last drop of segments failed half-way.
         self._half_dropped: set[int] = set()
         # The error of each failing topic, until its work succeeds or it is dropped.
@@ -281,6 +286,11 @@ class Sealer:
         else:
             self.failures.pop(topic_id, None)
 
+    def retry_now(self) -> None:
+        """The disk has room again for what it refused: do not wait for the next attempt."""
+        for topic_id in self.failures:
+            self._enqueue(topic_id)
+
     def _retry(self, topic: Topic, error: StorageError) -> None:
         log.warning("background work on topic %s failed: %s", topic.name, error)
         self._note_failure(topic.topic_id, error)
@@ -382,7 +392,7 @@ class Sealer:
             return False
         await self._sync_what_killed(topic)
         facts = topic.facts()
-        index = await self._offload.run(partial(self._segments.put, plan, facts))
+        index = await self._offload.run(partial(self._put, plan, facts))
         # Slots that died while the file was written are flipped like any later delete.
         topic.mark_sealed(plan, index)
         digest = self._segments.flags_digest(topic.topic_id, index.segment_id)
@@ -393,6 +403,11 @@ class Sealer:
         self.sealed_count += 1
         self._published(topic)
         return True
+
+    def _put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
+        """*Blocking.* Where it cannot fit, not even pack it."""
+        self._check_room(sum(len(block.body) for block in plan.blocks))
+        return self._segments.put(plan, facts)
 
     async def _sync_what_killed(self, topic: Topic) -> None:
         """The entries that killed a plan's dead records must be durable before the plan runs."""
