@@ -13,7 +13,8 @@ from topics_server.auth.api_keys import (
     KeyRing,
     parse_keys,
 )
-from topics_server.auth.authorize import authorized, check_name, check_scopes
+from topics_server.auth.authorize import authorized, authorized_stream, check_name, check_scopes
+from topics_server.auth.tickets import Tickets
 from topics_server.http.error_responses import headers_of
 from topics_server.values.errors import Code, TopicsError
 
@@ -54,6 +55,19 @@ def test_a_key_needs_all_scopes_of_a_route() -> None:
     assert error.detail == {"scopes": ["write"]}
     assert authorized(RING, b"Bearer all", READ | WRITE).key is RING.keys[2]
     check_scopes(EVERYBODY, READ | WRITE)
+
+
+def test_a_ticket_ends_with_its_key() -> None:
+    ring, tickets = KeyRing(parse_keys("one,two")), Tickets()
+    caller = authorized(ring, b"Bearer one", ANY_KEY)
+    for ticket in ("before", "after"):
+        tickets.issue(ticket, "w", caller, 0.0)
+    found = authorized_stream(ring, tickets, {}, b"ticket=before", "w", READ, 1.0)
+    assert found.key is ring.keys[0]
+    ring.replace(parse_keys("two"))
+    with pytest.raises(TopicsError) as caught:
+        authorized_stream(ring, tickets, {}, b"ticket=after", "w", READ, 1.0)
+    assert caught.value.code is Code.UNAUTHORIZED
 
 
 def test_a_name_outside_of_the_prefixes_is_refused() -> None:
