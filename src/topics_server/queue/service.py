@@ -90,6 +90,7 @@ class QueueService:
             store, lease_table, clock, self.dispatcher, on_moved=on_moved
         )
         step_clock.on_step = self._stepped
+        lease_table.free_soon(lambda free: asyncio.get_running_loop().call_soon(free))
 
     def _stepped(self, by_ms: int) -> None:
         self._lease_table.shift(by_ms)

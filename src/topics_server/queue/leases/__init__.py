@@ -1,8 +1,10 @@
 """Which jobs are leased, due or unclaimed.
 
 - `fair_share`: divides available jobs among several claimers (§10.2).
+- `gone`: deleted jobs that are still in a book.
 - `holders`: which jobs a node holds by the leases that it names.
 - `jobs`: a leased job, and the values that queue questions return.
+- `kept_jobs`: the jobs of one queue that a book keeps, and how deleted ones leave.
 - `lease_book`: one queue's leases: holder, deadline, next job, delivery count.
 - `lease_log`: the lease log of a queue, appended to an ordinary topic.
 - `lease_parts`: encodes one queue's leases as snapshot parts, and back.

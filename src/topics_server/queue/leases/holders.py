@@ -6,10 +6,19 @@ that is moving to another topic, is not. Called by `queue/leases/lease_book`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 
-from topics_server.queue.leases.jobs import ACKING, LEAVING, MOVING, HeldJob, Matched
+from topics_server.queue.leases.jobs import (
+    ACKING,
+    LEAVING,
+    MOVING,
+    HeldJob,
+    LeaseView,
+    Matched,
+    view_of,
+)
 
 Jobs = Mapping[int, HeldJob]
 
@@ -79,3 +88,18 @@ def _held(
         ):
             job = None
         yield seq, job
+
+
+def views_after(
+    jobs: Jobs, is_gone: Callable[[int], bool], now_ms: int, after_seq: int, limit: int
+) -> list[LeaseView]:
+    """Leases that have not expired, by seq."""
+    seqs = sorted(jobs)
+    found: list[LeaseView] = []
+    for index in range(bisect_right(seqs, after_seq), len(seqs)):
+        if len(found) >= limit:
+            break
+        job = jobs[seqs[index]]
+        if job.lease_id and job.at_ms > now_ms and not is_gone(seqs[index]):
+            found.append(view_of(seqs[index], job))
+    return found

@@ -15,12 +15,11 @@ loop.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
-from topics_server.queue.leases.holders import leased, matched
+from topics_server.queue.leases.holders import leased, matched, views_after
 from topics_server.queue.leases.jobs import (
     ACKING,
     LEAVING,
@@ -30,7 +29,6 @@ from topics_server.queue.leases.jobs import (
     LeaseView,
     Matched,
     seqs_of,
-    view_of,
 )
 from topics_server.queue.leases.jobs import Ask as Ask
 from topics_server.queue.leases.jobs import Claim as Claim
@@ -38,17 +36,17 @@ from topics_server.queue.leases.jobs import Claims as Claims
 from topics_server.queue.leases.jobs import DeadJob as DeadJob
 from topics_server.queue.leases.jobs import LeasedJobs as Claimed
 from topics_server.queue.leases.jobs import LostLease as LostLease
-from topics_server.queue.leases.rubbish import FREED_JOBS, Rubbish
-from topics_server.queue.leases.timers import JobPlaces, shifted
+from topics_server.queue.leases.kept_jobs import KeptJobs
+from topics_server.queue.leases.rubbish import Rubbish
+from topics_server.queue.leases.timers import shifted
 from topics_server.queue.leases.unclaimed import LiveJobs as LiveJobs
-from topics_server.queue.leases.unclaimed import Seqs, UnclaimedJobs, seqs_in_runs
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 
 # Dead jobs that one claim reports for the dead-letter topic; the next claim continues.
 DEAD_JOBS_PER_CLAIM: Final = 64
 
 
-class LeaseBook:
+class LeaseBook(KeptJobs):
     """The leases of one queue. `next_id` gives lease ids, each once and never 0.
 
     `leases_lsn`, `topic_lsn`: the newest included entries of the leases and of the topic.
@@ -58,21 +56,12 @@ class LeaseBook:
     def __init__(
         self, queue_id: int, next_id: Callable[[], int], rubbish: Rubbish | None = None
     ) -> None:
+        super().__init__(rubbish)
         self.queue_id = queue_id
         self.leases_lsn = 0
         self.topic_lsn = 0
         self.dead_lettered = 0
-        self.unclaimed = UnclaimedJobs()
-        self.jobs: dict[int, HeldJob] = {}
         self._next_id = next_id
-        self._rubbish = Rubbish() if rubbish is None else rubbish
-        self._places = JobPlaces()
-        self._connections: dict[int, set[int]] = {}
-        self._floor_seq = 1
-        # Busy jobs that were never leased; a capture stores them as unclaimed.
-        self.taking: set[int] = set()
-        self._busy_count = 0
-        self._moving_count = 0
 
     # -- claiming --------------------------------------------------------------------------
 
@@ -119,8 +108,7 @@ class LeaseBook:
 
         if limit > 0:
             self._places.returned.visit(wants_more)
-        for seq in gone:
-            self.forget(seq, seq)
+        self.forget_seqs(gone)
         return found, dead
 
     def _claim(self, now_ms: int, ask: Ask, seqs: list[int]) -> Claim:
@@ -184,6 +172,7 @@ class LeaseBook:
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> Matched:
         """The jobs that the node may complete (§10.4); each counts once."""
+        self._forget_gone(seqs)
         return matched(self.jobs, node, seqs, lease_ids)
 
     def decide_nack(
@@ -199,6 +188,7 @@ class LeaseBook:
 
         `error`: the reason; a job keeps it until another nack gives one.
         """
+        self._forget_gone(seqs)
         hit, skipped = leased(self.jobs, node, seqs, lease_ids)
         if not hit:
             return None, skipped
@@ -214,6 +204,7 @@ class LeaseBook:
         lease_ms: int,
     ) -> tuple[LeasesExtended | None, list[int]]:
         """New deadlines for these jobs, and the skipped seqs."""
+        self._forget_gone(seqs)
         hit, skipped = leased(self.jobs, node, seqs, lease_ids)
         if not hit:
             return None, skipped
@@ -221,6 +212,8 @@ class LeaseBook:
 
     def decide_release(self, now_ms: int, connection: int) -> LeasesReleased | None:
         """The release of the unfinished jobs of a push stream that has ended."""
+        held = sorted(self._connections.get(connection, ()))
+        self._forget_gone(held)
         held = sorted(self._connections.get(connection, ()))
         jobs = [(seq, now_ms) for seq in held if not self.jobs[seq].flags]
         return LeasesReleased(self.queue_id, now_ms, jobs) if jobs else None
@@ -230,6 +223,8 @@ class LeaseBook:
     ) -> LeasesReleased | None:
         """The release of these leases: their jobs could not be delivered."""
         jobs: list[tuple[int, int]] = []
+        leases = list(leases)
+        self._forget_gone([seq for seq, _ in leases])
         for seq, lease_id in leases:
             job = self.jobs.get(seq)
             if job is not None and job.lease_id == lease_id and not job.flags:
@@ -267,6 +262,8 @@ class LeaseBook:
     def movable(self, now_ms: int, seqs: Iterable[int]) -> list[int]:
         """Those seqs that are neither leased nor busy."""
         self._advance(now_ms, None)
+        seqs = list(seqs)
+        self._forget_gone(seqs)
         return [seq for seq in seqs if self._is_movable(now_ms, self.jobs.get(seq))]
 
     def _is_movable(self, now_ms: int, job: HeldJob | None) -> bool:
@@ -305,22 +302,22 @@ class LeaseBook:
     def counts(self, now_ms: int, live: LiveJobs) -> Counts:
         """The gauges as of now."""
         self._advance(now_ms, live)
-        moving = self._moving_count
-        in_flight = self._places.leased.count + self._busy_count - moving
-        delayed = self._places.resting.count + len(self.unclaimed.delayed_until)
-        return Counts(self.ready(live), in_flight, delayed, moving, self.dead_lettered)
+        in_flight = self.in_flight(now_ms)
+        return Counts(
+            self.ready(live), in_flight, self._delayed, self._moving_count, self.dead_lettered
+        )
 
     def ready(self, live: LiveJobs) -> int:
         """How many jobs can be claimed; the book has just been asked for the same moment."""
-        taken = self._places.leased.count + self._busy_count
-        delayed = self._places.resting.count + len(self.unclaimed.delayed_until)
+        taken = self._places.leased.count + self._busy_count - len(self._gone)
         # Damage removes records without an entry: a damaged job counts until the book meets it.
-        return max(0, live.count - taken - delayed)
+        return max(0, live.count - max(0, taken) - self._delayed)
 
     def in_flight(self, now_ms: int) -> int:
         """Unexpired leases and busy jobs."""
         self._advance(now_ms, None)
-        return self._places.leased.count + self._busy_count - self._moving_count
+        taken = self._places.leased.count + self._busy_count - len(self._gone)
+        return max(0, taken - self._moving_count)
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """The time, after now, at which the next job becomes claimable."""
@@ -334,20 +331,12 @@ class LeaseBook:
 
     def leases_after(self, now_ms: int, after_seq: int, limit: int) -> list[LeaseView]:
         """Leases that have not expired, by seq."""
-        seqs = sorted(self.jobs)
-        found: list[LeaseView] = []
-        for index in range(bisect_right(seqs, after_seq), len(seqs)):
-            if len(found) >= limit:
-                break
-            job = self.jobs[seqs[index]]
-            if job.lease_id and job.at_ms > now_ms:
-                found.append(view_of(seqs[index], job))
-        return found
+        return views_after(self.jobs, self._gone.has, now_ms, after_seq, limit)
 
     def connection_count(self, now_ms: int, connection: int) -> int:
         """The number of unexpired leases of a push stream."""
         held = self._connections.get(connection, ())
-        return sum(self.jobs[seq].at_ms > now_ms for seq in held)
+        return sum(self.jobs[seq].at_ms > now_ms and not self._gone.has(seq) for seq in held)
 
     def connections_of(self, seqs: Iterable[int]) -> set[int]:
         """The push streams that delivered these leases."""
@@ -444,80 +433,12 @@ class LeaseBook:
         if seq not in self.jobs:
             self.unclaimed.delay(seq, at_ms, is_time=is_time)
 
-    def forget(self, first_seq: int, last_seq: int) -> None:
-        """These records are deleted, with their lease, count and delay."""
-        delayed_until = self.unclaimed.delayed_until
-        known = len(self.jobs) + len(delayed_until)
-        if last_seq - first_seq + 1 >= known > FREED_JOBS and all(
-            first_seq <= min(seqs) and max(seqs) <= last_seq
-            for seqs in (self.jobs, delayed_until)
-            if seqs
-        ):
-            self._forget_all()
-        elif last_seq - first_seq < known:
-            self.forget_seqs(range(first_seq, last_seq + 1))
-        else:
-            for seqs in (self.jobs, delayed_until):
-                self.forget_seqs([seq for seq in seqs if first_seq <= seq <= last_seq])
-
-    def forget_runs(self, firsts: Seqs, lasts: Seqs) -> None:
-        """`forget` of ascending runs, which may be many."""
-        if len(firsts) == 1:
-            return self.forget(int(firsts[0]), int(lasts[0]))
-        for known in (self.jobs, self.unclaimed.delayed_until):
-            self.forget_seqs(seqs_in_runs(known, firsts, lasts))
-
-    def _forget_all(self) -> None:
-        """Every job is deleted, also those of entries in flight."""
-        self._rubbish.add(self.jobs)
-        self.jobs, self._places = {}, JobPlaces()
-        self._connections, self.taking = {}, set()
-        self._busy_count = self._moving_count = 0
-        self.unclaimed.forget_all()
-
-    def forget_seqs(self, seqs: Iterable[int]) -> None:
-        """`forget` of exact seqs."""
-        jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
-        # Jobs that are in a timer, as most are, leave it together.
-        timed: dict[int, list[int]] = {}
-        for seq in seqs:
-            if seq in delayed_until:
-                self.unclaimed.forget(seq)
-            job = jobs.get(seq)
-            if job is None:
-                continue
-            if job.pending or job.connection or job.flags not in (0, ACKING):
-                self._remove(seq)
-                continue
-            if job.flags:
-                self._busy_count -= 1
-                self.taking.discard(seq)
-            else:
-                timed.setdefault(job.at_ms, []).append(seq)
-            del jobs[seq]
-        for at_ms, together in timed.items():
-            self._places.take_out(together, at_ms)
-
-    def forget_below(self, seq: int) -> None:
-        """Every record below the floor is gone."""
-        if seq > self._floor_seq:
-            self.forget(self._floor_seq, seq - 1)
-            self._floor_seq = seq
-
-    def _remove(self, seq: int) -> None:
-        job = self.jobs[seq]
-        if not job.is_busy:
-            self._make_busy(seq, job)
-        self._end_lease(seq, job)
-        self._busy_count -= 1
-        self._moving_count -= bool(job.flags & MOVING)
-        self.taking.discard(seq)
-        del self.jobs[seq]
-
     # -- places ----------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
         """Move jobs whose time has come to where they belong."""
+        if self._gone:
+            self._forget_gone(list(self._places.due(now_ms)))
         self._places.advance(now_ms)
         if self.unclaimed.delayed_until:
             self.unclaimed.advance(now_ms)
@@ -538,11 +459,6 @@ class LeaseBook:
         self._busy_count += 1
         return job
 
-    def _make_busy(self, seq: int, job: HeldJob) -> None:
-        """Take the job out of its timer; the caller sets the reason in the same step."""
-        self._places.take_one(seq, job.at_ms)
-        self._busy_count += 1
-
     def _unpark(self, seq: int, job: HeldJob) -> None:
         """Put the job where it belongs, unless it is still busy."""
         if job.is_busy:
@@ -560,15 +476,6 @@ class LeaseBook:
         else:
             self._places.resting.put(seq, job.at_ms)
 
-    def _end_lease(self, seq: int, job: HeldJob) -> None:
-        if job.connection:
-            held = self._connections[job.connection]
-            held.discard(seq)
-            if not held:
-                del self._connections[job.connection]
-        job.lease_id = job.connection = 0
-        job.node = ""
-
     # -- snapshots and restarts ------------------------------------------------------------
 
     def adopt(self, seq: int, job: HeldJob) -> None:
@@ -585,6 +492,8 @@ class LeaseBook:
     def finish_recovery(self, live: LiveJobs, *, keeps_leases: bool) -> None:
         """After replay: forget jobs that do not exist, and leases that are not durable."""
         self.forget_below(live.floor_seq)
+        while self._forget_some():
+            pass
         for seq in [*self.jobs, *self.unclaimed.delayed_until]:
             if live.next_live(seq) != seq:
                 self.forget(seq, seq)

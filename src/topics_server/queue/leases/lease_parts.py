@@ -33,8 +33,8 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
         errors: list[tuple[int, str]] = []
         for seq in seqs[start:end]:
             job = book.jobs.get(seq)
-            if job is None or job.is_unclaimed:
-                continue  # deleted while others were captured, or not leased yet
+            if job is None or job.is_unclaimed or book.is_gone(seq):
+                continue  # deleted, maybe while others were captured, or not leased yet
             if job.error:
                 errors.append((seq, job.error))
             if job.lease_id:

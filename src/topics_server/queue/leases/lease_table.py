@@ -13,7 +13,7 @@ Satisfies `projections.Projection`; called by commits, recovery, the checkpointe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -26,6 +26,7 @@ from topics_server.engine.topic.topic import Topic
 from topics_server.queue.leases.lease_book import LeaseBook, LiveJobs
 from topics_server.queue.leases.lease_parts import PIECE_JOBS, pieces_of, restore_piece
 from topics_server.queue.leases.rubbish import Rubbish
+from topics_server.queue.leases.unclaimed import seqs_in_runs
 from topics_server.values.entries import (
     Entry,
     Floor,
@@ -75,6 +76,10 @@ class LeaseTable:
 
     def __len__(self) -> int:
         return len(self._by_queue)
+
+    def free_soon(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        """Have `soon` call what frees jobs that are gone, in later turns of the loop."""
+        self._rubbish.soon = soon
 
     def find(self, queue_id: int) -> LeaseBook | None:
         """The lease book of a queue; None if the topic is not a queue or does not exist."""
@@ -215,9 +220,9 @@ class LeaseTable:
             return
         firsts, lasts = np.frombuffer(entry.firsts, "<u8"), np.frombuffer(entry.lasts, "<u8")
         book.forget_runs(firsts, lasts)
-        if book.queue_id in self._marked:
-            for first_seq, last_seq in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                self._count_dead(book, first_seq, last_seq)
+        marked = self._marked.get(book.queue_id)
+        if marked:
+            self._have_arrived(book, marked, seqs_in_runs(marked, firsts, lasts).tolist())
 
     def _hear(self, lsn: int, topic_id: int, floor: Floor | None) -> None:
         book = self._by_queue.get(topic_id)
@@ -237,6 +242,9 @@ class LeaseTable:
             arrived = [seq for seq in range(first_seq, last_seq + 1) if seq in marked]
         else:
             arrived = [seq for seq in marked if first_seq <= seq <= last_seq]
+        self._have_arrived(book, marked, arrived)
+
+    def _have_arrived(self, book: LeaseBook, marked: set[int], arrived: list[int]) -> None:
         book.dead_lettered += len(arrived)
         marked.difference_update(arrived)
         if not marked:

@@ -1,11 +1,13 @@
 """Jobs that are gone, freed a few at a time. Pure.
 
-A purge takes all jobs out of a book in one step. To free a hundred thousand of them takes longer
-than a turn of the loop may, so later calls do it. Used by `lease_book` and `lease_table`.
+A purge takes all jobs out of a book in one step, and other large deletes leave them there
+(`gone`). To free a hundred thousand of them takes longer than a turn of the loop may, so later
+turns do it, and calls for any queue. Used by `lease_book` and `lease_table`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from topics_server.queue.leases.jobs import HeldJob
@@ -15,12 +17,18 @@ FREED_JOBS: Final = 1_000
 
 
 class Rubbish:
-    """What nothing refers to any more."""
+    """What nothing refers to any more, and what forgets the deleted jobs of books.
 
-    __slots__ = ("_jobs",)
+    `soon`: calls a function in a later turn of the loop; None: only other calls free.
+    """
+
+    __slots__ = ("_forgetting", "_is_called_soon", "_jobs", "soon")
 
     def __init__(self) -> None:
+        self.soon: Callable[[Callable[[], None]], object] | None = None
+        self._is_called_soon = False
         self._jobs: list[dict[int, HeldJob]] = []
+        self._forgetting: dict[Callable[[], bool], None] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._jobs))
@@ -29,9 +37,30 @@ class Rubbish:
         """Free these jobs later."""
         if jobs:
             self._jobs.append(jobs)
+            self._call_soon()
+
+    def later(self, forget: Callable[[], bool]) -> None:
+        """Call `forget` once in each later call, until it says that nothing is left."""
+        self._forgetting[forget] = None
+        self._call_soon()
+
+    def _call_soon(self) -> None:
+        if self.soon is not None and not self._is_called_soon:
+            self._is_called_soon = True
+            self.soon(self._free_on)
+
+    def _free_on(self) -> None:
+        self._is_called_soon = False
+        self.free_some()
+        if self._jobs or self._forgetting:
+            self._call_soon()
 
     def free_some(self) -> None:
         """Free some of the jobs."""
+        if self._forgetting:
+            forget = next(iter(self._forgetting))
+            if not forget():
+                del self._forgetting[forget]
         if self._jobs:
             jobs = self._jobs[-1]
             for _ in range(min(len(jobs), FREED_JOBS)):

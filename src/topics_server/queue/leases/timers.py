@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Final
 
 from topics_server.queue.leases.jobs import HeldJob
@@ -95,6 +96,15 @@ class JobTimers:
                 self.count -= len(bucket)
                 yield at_ms, bucket
 
+    def seqs(self) -> Iterator[int]:
+        """All of them."""
+        return chain.from_iterable(self._buckets.values())
+
+    def due(self, now_ms: int) -> Iterator[int]:
+        """Those that are due."""
+        due = (bucket for at_ms, bucket in self._buckets.items() if at_ms <= now_ms)
+        return chain.from_iterable(due)
+
     def next_ms(self) -> int | None:
         """The time of the next due seq; None if there is none."""
         while self.times and self.times[0] not in self._buckets:
@@ -139,6 +149,10 @@ class Returned:
         self._buckets: dict[int, _Bucket] = {}
         self._times: list[int] = []
         self.count = 0
+
+    def seqs(self) -> Iterator[int]:
+        """All of them."""
+        return chain.from_iterable(bucket.seqs for bucket in self._buckets.values())
 
     def add(self, at_ms: int, seqs: set[int]) -> None:
         """These are claimable since `at_ms`; the bucket takes over the set."""
@@ -214,6 +228,16 @@ class JobPlaces:
             if times and times[0] <= now_ms:
                 for at_ms, seqs in schedule.take_due(now_ms):
                     self.returned.add(at_ms, seqs)
+
+    def waiting(self) -> Iterator[int]:
+        """The jobs that wait to be handed out again."""
+        return chain(self.resting.seqs(), self.returned.seqs())
+
+    def due(self, now_ms: int) -> Iterator[int]:
+        """The jobs that `advance` would move."""
+        for schedule in (self.leased, self.resting):
+            if schedule.times and schedule.times[0] <= now_ms:
+                yield from schedule.due(now_ms)
 
     def next_times(self) -> tuple[int | None, int | None]:
         """The times at which the next leased and the next resting job become claimable."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain
 
 import msgspec
 import numpy as np
@@ -216,14 +215,11 @@ class UnclaimedJobs:
         return min(self.next_seq, self._ranges[0][0]) if self._ranges else self.next_seq
 
 
-def seqs_in_runs(known: Collection[int], firsts: Seqs, lasts: Seqs) -> list[int]:
-    """The seqs of these ascending runs; only the known ones, if the runs have more than these."""
-    if len(firsts) + int((lasts - firsts).sum()) <= len(known):
-        return [*chain.from_iterable(map(range, firsts.tolist(), (lasts + 1).tolist()))]
+def seqs_in_runs(known: Collection[int], firsts: Seqs, lasts: Seqs) -> Seqs:
+    """The known seqs of these ascending runs, in any order; by numpy, without a step for each."""
     seqs = np.fromiter(known, np.uint64, len(known))
     runs = np.searchsorted(firsts, seqs, "right")
-    found: list[int] = seqs[(runs > 0) & (seqs <= lasts[runs - 1])].tolist()
-    return found
+    return seqs[(runs > 0) & (seqs <= lasts[runs - 1])]
 
 
 def runs_of(seqs: list[int]) -> list[tuple[int, int]]:

@@ -1,0 +1,70 @@
+"""Deleted jobs that are still in a book, until later calls forget them. Pure.
+
+A delete of a part of a queue may hit more jobs than a turn of the loop can take out of the book's
+tables. Their seqs are found at once, by numpy; who looks at a job asks `has` first. Used by
+`lease_book`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Gone:
+    """Seqs in ascending order; those before `_at` are forgotten, and the `_early` ones, too."""
+
+    __slots__ = ("_at", "_early", "_seqs")
+
+    def __init__(self) -> None:
+        self._seqs = array("Q")
+        self._at = 0
+        self._early: set[int] = set()
+
+    def __len__(self) -> int:
+        """How many jobs are deleted and still in the book."""
+        return len(self._seqs) - self._at - len(self._early)
+
+    def __bool__(self) -> bool:
+        """Whether there may be some."""
+        return self._at < len(self._seqs)
+
+    def add(self, seqs: npt.NDArray[np.uint64]) -> None:
+        """These distinct jobs of the book are deleted; they may be here already."""
+        if self:
+            left = np.frombuffer(self._seqs, np.uint64)[self._at :]
+            early = np.fromiter(self._early, np.uint64, len(self._early))
+            seqs = np.union1d(np.setdiff1d(left, early), seqs)
+        else:
+            # `unique` takes ten times as long.
+            seqs = np.sort(seqs)
+        self.clear()
+        self._seqs.frombytes(seqs.tobytes())
+
+    def has(self, seq: int) -> bool:
+        """Whether the job is deleted."""
+        at = bisect_left(self._seqs, seq, self._at)
+        return at < len(self._seqs) and self._seqs[at] == seq
+
+    def note(self, seqs: Iterable[int]) -> None:
+        """The book forgets these jobs now."""
+        self._early.update(seq for seq in seqs if self.has(seq))
+
+    def take(self, limit: int) -> list[int]:
+        """The next jobs that the book has to forget."""
+        seqs = self._seqs[self._at : self._at + limit].tolist()
+        self._at += len(seqs)
+        if self:
+            self._early.difference_update(seqs)
+        else:
+            self.clear()
+        return seqs
+
+    def clear(self) -> None:
+        """The book has none of them any more."""
+        self._seqs, self._at = array("Q"), 0
+        self._early = set()

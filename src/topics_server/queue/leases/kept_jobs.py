@@ -1,0 +1,166 @@
+"""The jobs of one queue that a book keeps, where they are, and how deleted ones leave. Pure.
+
+A delete takes a bounded number of jobs out at once. Of a larger one the jobs stay, as `gone`, and
+later calls forget them; whoever is asked about a job passes those. All jobs go in one step. The
+base of `lease_book`, which knows what the jobs mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+
+from topics_server.queue.leases.gone import Gone
+from topics_server.queue.leases.jobs import ACKING, MOVING, HeldJob
+from topics_server.queue.leases.rubbish import FREED_JOBS, Rubbish
+from topics_server.queue.leases.timers import JobPlaces
+from topics_server.queue.leases.unclaimed import Seqs, UnclaimedJobs, seqs_in_runs
+
+
+class KeptJobs:
+    """`jobs`: those that were handed out, or are about to be; `unclaimed`: all others.
+
+    `taking`: the busy jobs that were never leased; a capture stores them as unclaimed.
+    """
+
+    def __init__(self, rubbish: Rubbish | None) -> None:
+        self.unclaimed = UnclaimedJobs()
+        self.jobs: dict[int, HeldJob] = {}
+        self.taking: set[int] = set()
+        self._rubbish = Rubbish() if rubbish is None else rubbish
+        self._places = JobPlaces()
+        # Deleted jobs that are still in `jobs` and in `unclaimed`.
+        self._gone, self._gone_delayed = Gone(), Gone()
+        self._connections: dict[int, set[int]] = {}
+        self._floor_seq = 1
+        self._busy_count = 0
+        self._moving_count = 0
+
+    def is_gone(self, seq: int) -> bool:
+        """Whether a job of the book is deleted."""
+        return self._gone.has(seq) or self._gone_delayed.has(seq)
+
+    @property
+    def _delayed(self) -> int:
+        unclaimed = len(self.unclaimed.delayed_until) - len(self._gone_delayed)
+        return self._places.resting.count + max(0, unclaimed)
+
+    def forget(self, first_seq: int, last_seq: int) -> None:
+        """These records are deleted, with their lease, count and delay."""
+        if last_seq - first_seq < FREED_JOBS:
+            self.forget_seqs(range(first_seq, last_seq + 1))
+        else:
+            self._forget_many(np.array([first_seq], np.uint64), np.array([last_seq], np.uint64))
+
+    def forget_runs(self, firsts: Seqs, lasts: Seqs) -> None:
+        """`forget` of ascending runs, which may be many."""
+        if len(firsts) == 1:
+            self.forget(int(firsts[0]), int(lasts[0]))
+        elif len(firsts) + int((lasts - firsts).sum()) <= FREED_JOBS:
+            runs = map(range, firsts.tolist(), (lasts + 1).tolist())
+            self.forget_seqs(chain.from_iterable(runs))
+        else:
+            self._forget_many(firsts, lasts)
+
+    def _forget_many(self, firsts: Seqs, lasts: Seqs) -> None:
+        """`forget` of what may be more than a turn of the loop can take out."""
+        jobs = seqs_in_runs(self.jobs, firsts, lasts)
+        delayed = seqs_in_runs(self.unclaimed.delayed_until, firsts, lasts)
+        if len(jobs) + len(delayed) <= FREED_JOBS:
+            self.forget_seqs(chain(jobs.tolist(), delayed.tolist()))
+            return
+        if len(jobs) == len(self.jobs) and len(delayed) == len(self.unclaimed.delayed_until):
+            self._forget_all()
+            return
+        # Those that would be handed out again at once, so that no claim looks at them in vain.
+        waiting = np.fromiter(self._places.waiting(), np.uint64)
+        waiting = np.intersect1d(waiting, jobs, assume_unique=True)
+        self.forget_seqs(waiting.tolist())
+        self._gone.add(np.setdiff1d(jobs, waiting, assume_unique=True) if len(waiting) else jobs)
+        self._gone_delayed.add(delayed)
+        self._rubbish.later(self._forget_some)
+
+    def _forget_some(self) -> bool:
+        """Forget some of the deleted jobs; whether there are more."""
+        for gone in (self._gone, self._gone_delayed):
+            if gone:
+                self._take_out(gone.take(FREED_JOBS))
+                break
+        return bool(self._gone or self._gone_delayed)
+
+    def _forget_gone(self, seqs: Iterable[int]) -> None:
+        """Forget those of these jobs that are deleted."""
+        if self._gone:
+            self.forget_seqs([seq for seq in seqs if self._gone.has(seq)])
+
+    def _forget_all(self) -> None:
+        """Every job is deleted, also those of entries in flight."""
+        self._rubbish.add(self.jobs)
+        self._gone.clear()
+        self._gone_delayed.clear()
+        self.jobs, self._places = {}, JobPlaces()
+        self._connections, self.taking = {}, set()
+        self._busy_count = self._moving_count = 0
+        self.unclaimed.forget_all()
+
+    def forget_seqs(self, seqs: Iterable[int]) -> None:
+        """`forget` of exact seqs."""
+        if self._gone or self._gone_delayed:
+            seqs = list(seqs)
+            self._gone.note(seqs)
+            self._gone_delayed.note(seqs)
+        self._take_out(seqs)
+
+    def _take_out(self, seqs: Iterable[int]) -> None:
+        jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
+        # Jobs that are in a timer, as most are, leave it together.
+        timed: dict[int, list[int]] = {}
+        for seq in seqs:
+            if seq in delayed_until:
+                self.unclaimed.forget(seq)
+            job = jobs.get(seq)
+            if job is None:
+                continue
+            if job.pending or job.connection or job.flags not in (0, ACKING):
+                self._remove(seq)
+                continue
+            if job.flags:
+                self._busy_count -= 1
+                self.taking.discard(seq)
+            else:
+                timed.setdefault(job.at_ms, []).append(seq)
+            del jobs[seq]
+        for at_ms, together in timed.items():
+            self._places.take_out(together, at_ms)
+
+    def forget_below(self, seq: int) -> None:
+        """Every record below the floor is gone."""
+        if seq > self._floor_seq:
+            self.forget(self._floor_seq, seq - 1)
+            self._floor_seq = seq
+
+    def _remove(self, seq: int) -> None:
+        job = self.jobs[seq]
+        if not job.is_busy:
+            self._make_busy(seq, job)
+        self._end_lease(seq, job)
+        self._busy_count -= 1
+        self._moving_count -= bool(job.flags & MOVING)
+        self.taking.discard(seq)
+        del self.jobs[seq]
+
+    def _make_busy(self, seq: int, job: HeldJob) -> None:
+        """Take the job out of its timer; the caller sets the reason in the same step."""
+        self._places.take_one(seq, job.at_ms)
+        self._busy_count += 1
+
+    def _end_lease(self, seq: int, job: HeldJob) -> None:
+        if job.connection:
+            held = self._connections[job.connection]
+            held.discard(seq)
+            if not held:
+                del self._connections[job.connection]
+        job.lease_id = job.connection = 0
+        job.node = ""
