@@ -49,8 +49,12 @@ class KeptJobs:
 
     def forget(self, first_seq: int, last_seq: int) -> None:
         """These records are deleted, with their lease, count and delay."""
-        if last_seq - first_seq < FREED_JOBS:
+        known = len(self.jobs) + len(self.unclaimed.delayed_until)
+        if last_seq - first_seq < min(known, FREED_JOBS):
             self.forget_seqs(range(first_seq, last_seq + 1))
+        elif known <= FREED_JOBS:
+            seqs = chain(self.jobs, self.unclaimed.delayed_until)
+            self.forget_seqs([seq for seq in seqs if first_seq <= seq <= last_seq])
         else:
             self._forget_many(np.array([first_seq], np.uint64), np.array([last_seq], np.uint64))
 
