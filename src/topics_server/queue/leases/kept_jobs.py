@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from topics_server.queue.leases.gone import Gone
+from topics_server.queue.leases.gone import Gone, among
 from topics_server.queue.leases.jobs import ACKING, MOVING, HeldJob
 from topics_server.queue.leases.rubbish import FREED_JOBS, Rubbish
 from topics_server.queue.leases.timers import JobPlaces
@@ -79,10 +79,9 @@ class KeptJobs:
             self._forget_all()
             return
         # Those that would be handed out again at once, so that no claim looks at them in vain.
-        waiting = np.fromiter(self._places.waiting(), np.uint64)
-        waiting = np.intersect1d(waiting, jobs, assume_unique=True)
-        self.forget_seqs(waiting.tolist())
-        self._gone.add(np.setdiff1d(jobs, waiting, assume_unique=True) if len(waiting) else jobs)
+        is_waiting = among(jobs, np.fromiter(self._places.waiting(), np.uint64))
+        self.forget_seqs(jobs[is_waiting].tolist())
+        self._gone.add(jobs[~is_waiting])
         self._gone_delayed.add(delayed)
         self._rubbish.later(self._forget_some)
 
