@@ -40,10 +40,12 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
 # How often a WebSocket is pinged, and how long it has to answer.
 _PING_S: Final = 20
-# Imported when the server is ready (docs/decisions/0260): for the first WebSocket and for scrapes.
+# Imported when the server is ready (docs/decisions/0260, 0319): for the first WebSocket, for
+# scrapes, and for the first SQL of a view.
 LATE_MODULES: Final = (
     "topics_server.http.websocket",
     "topics_server.runtime.prometheus",
+    "sqlite3",
 )
 
 

@@ -8,7 +8,6 @@ its own. Called by `api/views/requests`.
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -115,6 +114,9 @@ def split_statements(text: str) -> list[str]:
         raise invalid(f"a text has at most {VIEW_SQL_BYTES_MAX} characters of SQL")
     if text.count(";") > VIEW_STATEMENTS_MAX * 8:
         raise invalid(f"at most {VIEW_STATEMENTS_MAX} statements")
+    # The server needs SQLite for this only, and imports it behind its start (docs/decisions/0319).
+    import sqlite3
+
     found: list[str] = []
     start = end = 0
     while True:

@@ -24,7 +24,7 @@ from topics_server.values.storage_types import Offload
 from topics_server.views.messages import Answer, FileFacts, Open, Remove
 from topics_server.views.processes import Applying, ProcessDied
 from topics_server.views.view_table import ViewTable
-from topics_server.views.workers.view_file import files_in
+from topics_server.views.workers.view_folder import files_in
 
 _SECONDS: Final = 15.0
 _TRIES_MAX: Final = 3

@@ -55,7 +55,7 @@ from topics_server.views.messages import (
 from topics_server.views.processes import ProcessDied, Querying
 from topics_server.views.view import View
 from topics_server.views.view_table import ViewRow, ViewTable
-from topics_server.views.workers.view_file import tidy
+from topics_server.views.workers.view_folder import tidy
 
 _CHECK_SECONDS: Final = 30.0
 # A process that is past its time by so much is killed.

@@ -26,7 +26,7 @@ from topics_server.views.build import Build, ViewContext
 from topics_server.views.judge import RecoveredLogs, facts_of_log, is_ahead
 from topics_server.views.messages import Answer, FileFacts, Open, Remove, Unreadable
 from topics_server.views.processes import ProcessDied
-from topics_server.views.workers.view_file import files_in, remove_directory
+from topics_server.views.workers.view_folder import files_in, remove_directory
 
 _OPEN_SECONDS: Final = 60.0
 # Deletes of so long are one rebuild.

@@ -1,8 +1,9 @@
-"""What runs in the helper processes of views.
+"""What runs in the helper processes of views, and what a view has on the disk.
 
 - `apply_worker`: the process that applies records to the files of all views.
 - `query_worker`: a process that answers queries of views.
 - `records`: the records of a batch as columns.
 - `sandbox`: confines the SQL of definitions and queries.
 - `view_file`: one file of one view: its tables, and up to which record they are built.
+- `view_folder`: the folder of a view, as the server sees it.
 """
