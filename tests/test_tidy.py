@@ -63,6 +63,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "wal.segments.packing_process": "the niceness of the helper process",
         "engine.background.append_decoder": "the niceness of the helper process",
         "views.workers.view_file": "the files of views, which the database writes",
+        "views.workers.view_folder": "the folders of views, and the files of those that are gone",
         "views.workers.apply_worker": "the niceness of the helper process and its lock",
         "views.workers.query_worker": "the niceness of the helper process",
         "client.effects": CLIENT,
