@@ -108,6 +108,29 @@ async def test_files_of_a_dropped_topic_go_when_the_disk_lets_them(disk: FakeDis
     await node.close()
 
 
+async def test_refused_seals_have_one_later_attempt_however_many_there_were(
+    disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checkpoint on a full disk asks for a seal: the attempts must not multiply."""
+    node = await started(disk, segment_max_events=1000)
+    config = TopicConfig(durability=Durability.FSYNC)
+    for _ in range(2):
+        await append(node, "t", "x" * 50_000, config=config)
+    (topic,) = node.registry
+    disk.fail("open", "enospc", path="data/segments/*", times=None)
+    later: list[tuple[object, ...]] = []
+    loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "call_later", lambda s, call, *args: later.append(args))
+        for _ in range(5):
+            await node.sealer.seal_tails(1)
+    assert later == [(topic.topic_id,)]
+    disk.heal()
+    await node.sealer.seal_tails(1)
+    assert node.sealer.sealed_count == 1
+    await node.close()
+
+
 async def test_readiness_says_what_fails_until_it_succeeds(disk: FakeDisk) -> None:
     node = await started(disk, checkpoint_interval_ms=100)
     assert node.state.reasons() == []

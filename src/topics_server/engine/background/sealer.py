@@ -88,6 +88,8 @@ class Sealer:
         self._check_room = check_room
         # Topics whose last drop of segments failed half-way.
         self._half_dropped: set[int] = set()
+        # Topics whose work is tried again a little later.
+        self._later: set[int] = set()
         # The error of each failing topic, until its work succeeds or it is dropped.
         self.failures: dict[int, StorageError] = {}
         # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
@@ -214,7 +216,14 @@ class Sealer:
         self._woken.set()
 
     def _enqueue_later(self, topic_id: int) -> None:
-        asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue, topic_id)
+        """Once, however often its work fails until then: each attempt that fails asks again."""
+        if topic_id not in self._later:
+            self._later.add(topic_id)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue_again, topic_id)
+
+    def _enqueue_again(self, topic_id: int) -> None:
+        self._later.discard(topic_id)
+        self._enqueue(topic_id)
 
     # --- the loop -----------------------------------------------------------------------
 
