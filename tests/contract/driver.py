@@ -27,7 +27,8 @@ from tests import forks
 from tests.contract import described
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-START_WITHIN_S: Final = 30.0
+# Finds a start that hangs; a busy machine has taken more than 30 seconds.
+START_WITHIN_S: Final = 90.0
 STOP_WITHIN_S: Final = 30.0
 
 COMMAND: Final = (sys.executable, "-m", "topics_server", "serve")
