@@ -17,6 +17,7 @@ their errors from the server; a test checks that.
 - `session`: a Spark session that finds Java and the source.
 - `sessions`: job: sessions per node or tag.
 - `tag_activity`: job: the busiest tags.
+- `to_iceberg/`: job: an Iceberg table for each topic, without Spark.
 - `to_parquet`: job: sealed records as Parquet.
 - `topic_volume`: job: records and bytes per topic over time.
 """

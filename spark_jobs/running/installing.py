@@ -12,6 +12,7 @@ from collections.abc import Sequence
 PACKAGES = {
     "parquet": ("pyarrow",),
     "spark": ("pyspark", "pyarrow"),
+    "iceberg": ("pyiceberg", "pyiceberg_core", "sqlalchemy", "pyarrow"),
     "pictures": ("matplotlib",),
 }
 _EXTRA = {"pictures": "spark"}

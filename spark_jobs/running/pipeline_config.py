@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs.catalog import JOBS
+from spark_jobs.catalog import JOBS, LAKES
 
 EXAMPLE: Final = """\
 # topics pipeline run THIS_FILE: from a server's log to a lake, once or every night.
@@ -217,8 +217,8 @@ def _config(content: dict[str, Any], base: Path) -> Config:
 def _job(number: int, content: Any, base: Path) -> JobConfig:
     table = _Table(f"jobs, number {number}", content)
     name = table.needed("name")
-    if name not in JOBS or name == "to_parquet":
-        known = ", ".join(each for each in JOBS if each != "to_parquet")
+    if name not in JOBS or name in LAKES:
+        known = ", ".join(each for each in JOBS if each not in LAKES)
         raise BadConfig(f"there is no job {name!r} here; there are: {known}")
     options = tuple(map(str, table.any("options", [])))
     for option in options:

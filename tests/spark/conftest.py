@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options for the sizes of the tests."""
     group = parser.getgroup("analytics tests")
     group.addoption("--spark-seeds", type=int, default=12, help="random logs compared (12)")
+    group.addoption("--iceberg-kills", type=int, default=3, help="killed runs to Iceberg (3)")
     group.addoption("--pipeline-kills", action="store_true", help="behind each step, everywhere")
 
 

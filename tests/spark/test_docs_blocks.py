@@ -147,6 +147,13 @@ def test_exports_and_how_their_files_are_read(shell: Shell, spark: Any) -> None:
     assert run_python(shell, "\n".join(script)).split() == ["80", "120", "120"]
 
 
+def test_iceberg_tables_and_how_they_are_read(shell: Shell) -> None:
+    run_lines(shell, block_with("topics jobs to_iceberg"))
+    count, metadata = run_python(shell, block_with("sqlite_catalog").text).split()
+    assert count == "30"
+    assert metadata.endswith(".metadata.json")
+
+
 def test_the_blocks_of_the_tour_and_of_the_examples(shell: Shell, spark: Any) -> None:
     for words in ("./run jobs topic_volume", "topics jobs topic_volume /path/to/data"):
         (shell.folder / "volume.svg").unlink(missing_ok=True)

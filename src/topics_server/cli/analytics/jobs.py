@@ -26,7 +26,8 @@ topics jobs NAME DATA_DIR ...   run it over a data directory's sealed segments
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...]) -> None:
     """See `HELP`."""
-    catalog: dict[str, str] = spark_package.load("catalog").JOBS
+    known = spark_package.load("catalog")
+    catalog: dict[str, str] = known.JOBS
     if not words:
         width = max(map(len, catalog))
         click.echo("Usage: topics jobs NAME DATA_DIR [OPTIONS]\n")
@@ -38,6 +39,7 @@ def command(words: tuple[str, ...]) -> None:
     if name not in catalog:
         click.echo(f"there is no job {name}; there are: {', '.join(catalog)}", err=True)
         raise SystemExit(2)
-    spark_package.require("jobs need", "spark")
+    need = known.WITHOUT_SPARK.get(name)
+    spark_package.require(f"{name} needs" if need else "jobs need", need or "spark")
     done = subprocess.run([sys.executable, "-m", f"spark_jobs.{name}", *rest], check=False)
     raise SystemExit(done.returncode)

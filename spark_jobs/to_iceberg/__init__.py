@@ -1,0 +1,8 @@
+"""Job: an Iceberg table for each topic, kept up to date from sealed segments; needs no Spark.
+
+- `__main__`: the command line.
+- `catalogs`: the Iceberg catalog: SQLite in the output folder, or one that pyiceberg is set up for.
+- `days`: makes days of a table equal to the store: removes what was deleted since.
+- `sealed`: the sealed records of a topic from a position on.
+- `tables`: a topic's table: whose it is, how far it is, appends that move the position.
+"""

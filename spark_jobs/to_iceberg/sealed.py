@@ -1,0 +1,136 @@
+"""The sealed records of topics from a position on, as Arrow tables of limited size.
+
+Rows are those of the Spark source: live, not evicted, not expired. A position is the incarnation of
+a topic and the next seq of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from spark_jobs.reader.listing import Lister
+from spark_jobs.reader.query import Query
+from spark_jobs.reader.segments import read_segments
+from topics_server.wal.format.manifest import Manifest
+
+DAY_MS: Final = 86_400_000
+# Rows and bytes in memory at which a commit ends.
+ROWS_PER_COMMIT: Final = 500_000
+BYTES_PER_COMMIT: Final = 128 * 2**20
+
+
+class Position(NamedTuple):
+    """How far a table is: every record of `epoch` below `next_seq` was read, and of older epochs
+    all that will ever be.
+    """
+
+    epoch: int
+    next_seq: int
+
+
+class Part(NamedTuple):
+    """Rows for one commit, and the position behind them."""
+
+    rows: Any
+    position: Position
+
+
+class SealedDay(NamedTuple):
+    """Rows of one day as of one listing, so that every `rows()` yields the same.
+
+    `bounds`: the seqs and times that the store can have; rows outside of them are not judged.
+    """
+
+    bounds: Query
+    epoch: int
+    rows: Callable[[], Iterator[Any]]
+
+
+class SealedTopics:
+    """The topics of a data directory or an archive that a query selects."""
+
+    def __init__(
+        self,
+        data_dir: str,
+        query: Query,
+        *,
+        cold_dir: str | None = None,
+        rows_per_commit: int = ROWS_PER_COMMIT,
+        note: Callable[[str], None],
+    ) -> None:
+        self._query: Final = query
+        self._lister: Final = Lister(data_dir, query, cold_dir=cold_dir)
+        self._rows_per_commit: Final = rows_per_commit
+        self._note: Final = note
+
+    @property
+    def names(self) -> list[str]:
+        """The topics that have sealed segments."""
+        return [name for name, topic in self._lister.topics.items() if topic.manifest.segments]
+
+    def manifest(self, topic: str) -> Manifest:
+        """The topic's manifest as of the listing."""
+        return self._lister.topics[topic].manifest
+
+    def parts(self, topic: str, after: Position) -> Iterator[Part]:
+        """Yield what the topic has behind a position. Raises `StorageError`."""
+        epoch = self.manifest(topic).epoch
+        if epoch < after.epoch:
+            self._note(f"{topic}: the table has a newer incarnation than the segments; left alone")
+            return
+        first = after.next_seq if epoch == after.epoch else 1
+        if epoch > after.epoch > 0:
+            self._note(f"{topic} was dropped and made again: read from the start")
+        listing = self._lister.list_topic(topic, self._query.narrow_seqs(first, None))
+        if listing is None or listing.manifest.epoch != epoch:
+            self._note(f"{topic} was dropped or made again meanwhile; the next run reads it")
+            return
+        floor = listing.manifest.evict_floor
+        if first < floor:
+            self._note(f"{topic}: seqs {first}..{floor - 1} were evicted before they were read")
+        entries = listing.manifest.segments
+        end = entries[-1].last_seq + 1 if entries else first
+        yield from self._sized(listing.segments, self._query.narrow_seqs(first, None), epoch, end)
+
+    def day(self, topic: str, start_ms: int, position: Position) -> SealedDay | None:
+        """What a day of a table may have of the store: None if the topic is another now."""
+        query = self._query.narrow_times(start_ms, start_ms + DAY_MS)
+        query = query.narrow_seqs(None, position.next_seq - 1)
+        listing = self._lister.list_topic(topic, query)
+        if listing is None or listing.manifest.epoch != position.epoch:
+            return None
+        manifest = listing.manifest
+        # No later than the lister's own time for TTLs: what it hides is not judged.
+        ttl_ms = int(manifest.config.get("ttl_ms") or 0)
+        since_ms = int(time.time() * 1000) - ttl_ms if ttl_ms else start_ms
+        query = query.narrow_seqs(max(manifest.evict_floor, 1), None).narrow_times(since_ms, None)
+
+        def rows() -> Iterator[Any]:
+            parts = self._sized(listing.segments, query, position.epoch, position.next_seq)
+            return (part.rows for part in parts)
+
+        return SealedDay(query, position.epoch, rows)
+
+    def _sized(self, segments: list[Any], query: Query, epoch: int, end: int) -> Iterator[Part]:
+        """Batches of the segments, joined up to the size of a commit; the last part ends at
+        `end`.
+        """
+        import pyarrow as pa
+
+        batches: list[Any] = []
+        rows = size = 0
+        for batch in read_segments(segments, query):
+            for start in range(0, len(batch), self._rows_per_commit):
+                piece = batch.slice(start, self._rows_per_commit)
+                is_full = rows + len(piece) > self._rows_per_commit or size >= BYTES_PER_COMMIT
+                if batches and is_full:
+                    table = pa.Table.from_batches(batches)
+                    yield Part(table, Position(epoch, table["seq"][-1].as_py() + 1))
+                    batches, rows, size = [], 0, 0
+                batches.append(piece)
+                rows += len(piece)
+                size += piece.nbytes
+        if batches:
+            yield Part(pa.Table.from_batches(batches), Position(epoch, end))
