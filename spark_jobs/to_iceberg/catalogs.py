@@ -19,10 +19,11 @@ class LakeRefused(ValueError):
     """A catalog or table that the job must not use; the message is one line with the reason."""
 
 
-def sqlite_catalog(folder: Path) -> Any:
-    """The catalog in a claimed folder, made if it is not there."""
+def sqlite_catalog(folder: str | Path) -> Any:
+    """The catalog in an output folder, made if it is not there."""
     from pyiceberg.catalog.sql import SqlCatalog
 
+    folder = Path(folder).resolve()
     return SqlCatalog(CATALOG, uri=f"sqlite:///{folder / SQLITE}", warehouse=folder.as_uri())
 
 

@@ -31,7 +31,7 @@ def test_three_engines_read_the_rows_of_a_diff(spark: Any, server: Server, tmp_p
     assert len(wanted) >= 3
     server.stop()
     out = tmp_path / "lake house"
-    done = job(server.data_dir, out, "--rows-per-commit", 20)
+    done = job(server.data_dir, out, "--rows-per-commit", 8)
     assert max(each["commits"] for each in done.values()) > 1
     assert {name for name, each in done.items() if each["records"]} == wanted.keys()
     for name, rows in wanted.items():
