@@ -10,7 +10,7 @@ import pytest
 from spark_jobs.to_iceberg.__main__ import main
 from spark_jobs.to_iceberg.catalogs import sqlite_catalog
 from spark_jobs.to_iceberg.tables import names_for
-from tests.contract.driver import Api, Server, good
+from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.lake.engines import by_duckdb, by_pyiceberg, by_spark, job, load
 from tests.spark.logs import digests, make_log, read_rows, seal_all
 
@@ -26,6 +26,9 @@ def test_three_engines_read_the_rows_of_a_diff(spark: Any, server: Server, tmp_p
     """By hash, for random logs; a second run finds nothing new."""
     api = server.start()
     names = [name for name in make_log(api, 6) if api.state(name).status_code == 200]
+    eventually(
+        lambda: good(api.http.get("/v0/routers/s6.r"))["lag"] == 0, "the router has copied", 60
+    )
     seal_all(api)
     wanted = {name: rows for name in names if (rows := read_rows(api, name))}
     assert len(wanted) >= 3
