@@ -21,7 +21,7 @@ ROWS_PER_COMMIT: Final = 500_000
 BYTES_PER_COMMIT: Final = 128 * 2**20
 
 
-class Position(NamedTuple):
+class LakePosition(NamedTuple):
     """How far a table is: every record of `epoch` below `next_seq` was read, and of older epochs
     all that will ever be.
     """
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     """Rows for one commit, and the position behind them."""
 
     rows: Any
-    position: Position
+    position: LakePosition
 
 
 class SealedDay(NamedTuple):
@@ -74,7 +74,7 @@ class SealedTopics:
         """The topic's manifest as of the listing."""
         return self._lister.topics[topic].manifest
 
-    def parts(self, topic: str, after: Position) -> Iterator[Part]:
+    def parts(self, topic: str, after: LakePosition) -> Iterator[Part]:
         """Yield what the topic has behind a position. Raises `StorageError`."""
         epoch = self.manifest(topic).epoch
         if epoch < after.epoch:
@@ -94,7 +94,7 @@ class SealedTopics:
         end = entries[-1].last_seq + 1 if entries else first
         yield from self._sized(listing.segments, self._query.narrow_seqs(first, None), epoch, end)
 
-    def day(self, topic: str, start_ms: int, position: Position) -> SealedDay | None:
+    def day(self, topic: str, start_ms: int, position: LakePosition) -> SealedDay | None:
         """What a day of a table may have of the store: None if the topic is another now."""
         query = self._query.narrow_times(start_ms, start_ms + DAY_MS)
         query = query.narrow_seqs(None, position.next_seq - 1)
@@ -127,10 +127,10 @@ class SealedTopics:
                 is_full = rows + len(piece) > self._rows_per_commit or size >= BYTES_PER_COMMIT
                 if batches and is_full:
                     table = pa.Table.from_batches(batches)
-                    yield Part(table, Position(epoch, table["seq"][-1].as_py() + 1))
+                    yield Part(table, LakePosition(epoch, table["seq"][-1].as_py() + 1))
                     batches, rows, size = [], 0, 0
                 batches.append(piece)
                 rows += len(piece)
                 size += piece.nbytes
         if batches:
-            yield Part(pa.Table.from_batches(batches), Position(epoch, end))
+            yield Part(pa.Table.from_batches(batches), LakePosition(epoch, end))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from spark_jobs.to_iceberg.catalogs import LakeRefused
-from spark_jobs.to_iceberg.sealed import Position
+from spark_jobs.to_iceberg.sealed import LakePosition
 
 VERSION: Final = "1"
 # Properties of a table.
@@ -147,35 +147,35 @@ class TopicTable:
 
     # -- positions -------------------------------------------------------------------------------
 
-    def position(self) -> Position:
+    def position(self) -> LakePosition:
         """How far the table is: by the newest snapshot that says so, else by its newest row."""
         metadata = self._table.metadata
         snapshot = self._table.current_snapshot()
         if snapshot is None:
-            return Position(0, 1)
+            return LakePosition(0, 1)
         while snapshot is not None:
             summary = snapshot.summary
             said = {} if summary is None else summary.additional_properties
             if EPOCH in said and NEXT_SEQ in said:
-                return Position(int(said[EPOCH]), int(said[NEXT_SEQ]))
+                return LakePosition(int(said[EPOCH]), int(said[NEXT_SEQ]))
             # a compaction, or another change by another engine
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else metadata.snapshot_by_id(parent)
         return self._newest_row()
 
-    def _newest_row(self) -> Position:
+    def _newest_row(self) -> LakePosition:
         """Behind the newest row, for a table whose snapshots with a position have expired."""
-        newest = Position(0, 1)
+        newest = LakePosition(0, 1)
         for batch in self._table.scan(selected_fields=("epoch", "seq")).to_arrow_batch_reader():
             for epoch, seq in zip(
                 batch["epoch"].to_pylist(), batch["seq"].to_pylist(), strict=True
             ):
-                newest = max(newest, Position(epoch, seq + 1))
+                newest = max(newest, LakePosition(epoch, seq + 1))
         return newest
 
     # -- commits ---------------------------------------------------------------------------------
 
-    def append(self, rows: Any, after: Position, position: Position) -> None:
+    def append(self, rows: Any, after: LakePosition, position: LakePosition) -> None:
         """Add the rows that follow `after` and move the position, in one commit.
 
         Raises `LakeRaced` if the table is elsewhere.
@@ -188,7 +188,7 @@ class TopicTable:
         """Put rows in the place of those that an expression selects, in one commit."""
         self._commit(where, parts, self.position())
 
-    def _commit(self, where: Any, parts: Iterable[Any], position: Position) -> None:
+    def _commit(self, where: Any, parts: Iterable[Any], position: LakePosition) -> None:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
         said = {EPOCH: str(position.epoch), NEXT_SEQ: str(position.next_seq)}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.to_iceberg.catalogs import sqlite_catalog
-from spark_jobs.to_iceberg.sealed import Position
+from spark_jobs.to_iceberg.sealed import LakePosition
 from spark_jobs.to_iceberg.tables import LakeRaced, TopicTable, arrow_schema
 from tests.contract.driver import ROOT, Server
 from tests.spark.lake.engines import as_rows, by_duckdb, by_pyiceberg, job, load
@@ -129,7 +129,7 @@ def found(lake: Any) -> list[tuple[int, int]]:
 def test_of_two_writers_one_is_told_that_it_lost(lake: Any) -> None:
     """Also if the other one was between two commits, and its snapshot is the newest known."""
     one, two = (TopicTable(lake, "topics", "a", None) for _ in range(2))
-    start, middle, end = Position(0, 1), Position(1, 4), Position(1, 7)
+    start, middle, end = LakePosition(0, 1), LakePosition(1, 4), LakePosition(1, 7)
     one.append(rows(1, 3), start, middle)
     with pytest.raises(LakeRaced, match="another writer"):
         two.append(rows(1, 3), start, middle)
@@ -147,17 +147,17 @@ def test_of_two_writers_one_is_told_that_it_lost(lake: Any) -> None:
 def test_the_position_outlives_changes_of_other_engines(lake: Any) -> None:
     """A delete by hand has no position; then all snapshots but the newest expire."""
     table = TopicTable(lake, "topics", "a", "5" * 32)
-    table.append(rows(1, 4), Position(0, 1), Position(1, 9))
+    table.append(rows(1, 4), LakePosition(0, 1), LakePosition(1, 9))
     other = lake.load_table(("topics", "a"))
     other.delete("seq = 2")
     table = TopicTable(lake, "topics", "a", "5" * 32)
-    assert table.position() == Position(1, 9)
+    assert table.position() == LakePosition(1, 9)
     other = lake.load_table(("topics", "a"))
     first = other.snapshots()[0].snapshot_id
     other.maintenance.expire_snapshots().by_id(first).commit()
     table = TopicTable(lake, "topics", "a", None)
-    assert table.position() == Position(1, 5), "behind the newest row: what follows was deleted"
-    table.append(rows(9, 1), Position(1, 5), Position(1, 10))
+    assert table.position() == LakePosition(1, 5), "behind the newest row: what follows was deleted"
+    table.append(rows(9, 1), LakePosition(1, 5), LakePosition(1, 10))
     assert found(lake) == [(1, 1), (1, 3), (1, 4), (1, 9)]
     assert json.loads(lake.load_table(("topics", "a")).metadata.model_dump_json())["properties"][
         "topics.store-id"
