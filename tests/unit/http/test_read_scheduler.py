@@ -155,7 +155,8 @@ async def test_what_a_connection_sends_joins_what_is_held_of_it(clock: Clock) ->
 
 
 async def test_pieces_of_a_slow_request_are_gathered_and_read_in_passing() -> None:
-    read_scheduler, log = ReadScheduler(slow_s=0.25), list[str]()
+    # A turn of a minute: no slow machine ends it.
+    read_scheduler, log = ReadScheduler(turn_ms=60_000.0, slow_s=0.25), list[str]()
     slow, other = Reader("slow", log), Reader("other", log)
     began = slow.loop.time() - 1.0
     assert not read_scheduler.takes(slow, b"a", began)
