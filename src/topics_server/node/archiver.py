@@ -98,7 +98,9 @@ class Archiver:
         self._next_base_ms = 0.0
         self._is_closing = False
         self._woken = asyncio.Event()
-        self._retry_s = 0.0
+        # The last part is put, or will not be.
+        self._ended = asyncio.Event()
+        self._retry_s = self._base_retry_s = 0.0
         # Everything up to `_seen_lsn` was archived at `_seen_ms`, of the monotonic clock, when so
         # much was journaled.
         self._seen_lsn = 0
@@ -110,12 +112,22 @@ class Archiver:
         self._lost = 0
         self._lost_reason = ""
         self._is_stopped = False
-        self._last_error = ""
+        self._last_error = self._base_error = ""
 
     def start(self) -> None:
         """Begin to archive."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(log_defect)
+
+    @property
+    def failures(self) -> list[str]:
+        """What fails now, in words that name no place."""
+        if self._is_stopped:
+            return ["nothing is archived any more: see the log"]
+        found = ["archiving fails: see the log"] if self._last_error else []
+        if self._base_error:
+            found.append("no base of the archive can be made: see the log")
+        return found
 
     def metrics(self) -> ArchiveMetrics:
         """Facts for a scrape."""
@@ -153,13 +165,16 @@ class Archiver:
         """End what is under way; then archive what is left, if the archive takes it."""
         self._is_closing = True
         self._woken.set()
-        for task in (self._base_task, self._task):
-            if task is not None:
-                await asyncio.wait([task])
+        if self._task is not None:
+            await asyncio.wait([self._task])
         shipper = self._shipper
+        is_well = not (self._is_stopped or self._last_error)
+        if shipper is not None and is_well and not shipper.needs_base:
+            await self._ship_last(shipper)
+        self._ended.set()
+        if self._base_task is not None:
+            await asyncio.wait([self._base_task])
         if shipper is not None:
-            if not (self._is_stopped or self._last_error or shipper.needs_base):
-                await self._ship_last(shipper)
             await self._run_off(shipper.close)
         if isinstance(self._offload, ThreadOffload):
             await self._offload.idle()
@@ -348,17 +363,36 @@ class Archiver:
             lock: Lock = await self._run_off(shipper.store.lock_bases)
             try:
                 base = await self._made_base(shipper)
-                # Until a part names it, a prune must not remove what only it needs.
+                self._base_error, self._base_retry_s = "", 0.0
+                if self._is_stopped:
+                    return
+                # Until a part names it, a prune must not remove what only it needs; the last part
+                # of a stop may.
                 self._base = base
-                while not base.announced.done() and not self._is_closing:
-                    await self._pause(_POLL_S)
+                await self._until_named(base)
             finally:
                 await self._run_off(lock.release)
         except BackupStopped:
             pass
         except StorageError as error:
-            self._note_error(error)
-            self._next_base_ms = self._ground.clock.monotonic_ms() + self._retry_s * 1000
+            self._errors += 1
+            self._base_retry_s = _longer(self._base_retry_s)
+            if str(error) != self._base_error:
+                log.warning("a base of the archive waits, and is tried again: %s", error)
+            self._base_error = str(error)
+            self._next_base_ms = self._ground.clock.monotonic_ms() + self._base_retry_s * 1000
+
+    async def _until_named(self, base: _Base) -> None:
+        """Return once a part names a base, or none will."""
+
+        def end(_: object) -> None:
+            if not base.announced.done():
+                base.announced.set_result(None)
+
+        ended = asyncio.ensure_future(self._ended.wait())
+        ended.add_done_callback(end)
+        await asyncio.wait([base.announced])
+        ended.cancel()
 
     async def _made_base(self, shipper: ArchiveShipper) -> _Base:
         ground, run = self._ground, self._run_off
@@ -408,7 +442,7 @@ class Archiver:
 
     def _note_error(self, error: StorageError) -> None:
         self._errors += 1
-        self._retry_s = min(_RETRY_MAX_S, max(_RETRY_S, 2 * self._retry_s))
+        self._retry_s = _longer(self._retry_s)
         if str(error) != self._last_error:
             log.warning("the archive waits, and tries again: %s", error)
         self._last_error = str(error)
@@ -432,3 +466,8 @@ class Archiver:
 
     async def _run_off(self, call: Callable[[], T]) -> T:
         return await self._offload.run(call)
+
+
+def _longer(retry_s: float) -> float:
+    """How long to wait behind another failure."""
+    return min(_RETRY_MAX_S, max(_RETRY_S, 2 * retry_s))

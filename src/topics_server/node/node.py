@@ -182,6 +182,7 @@ class Node:
         return [
             *reasons_of(self.checkpointer.failure, sealing),
             *([f"{failed} damaged segments are not mended: see the log"] if failed else []),
+            *([] if self.archiver is None else self.archiver.failures),
         ]
 
     # --- stop -----------------------------------------------------------------------------

@@ -49,6 +49,14 @@ def archived(api: Api) -> Json:
     return figures(api)
 
 
+def told(api: Api) -> list[str] | None:
+    """The reasons of a degraded state, if it is one."""
+    shown = good(api.http.get("/v0/ready"))
+    assert shown["status"] == ("degraded" if "reasons" in shown else "ready")
+    reasons: list[str] | None = shown.get("reasons")
+    return reasons
+
+
 def restored(folder: Path, target: Path, **how: Any) -> int:
     store = SharedFolder.open(FS, str(folder))
     return restore_moment(FS, store, str(target), lambda moments: moments.newest(), **how).lsn
@@ -138,9 +146,11 @@ def test_the_journal_is_kept_up_to_the_setting(own: NewServer, folder: Path) -> 
 
     eventually(has_gap, "the journal is let go", within_s=60)
     eventually(lambda: figures(api)["errors_total"] >= 1, "its errors count", within_s=60)
+    eventually(lambda: "archiv" in str(told(api)), "it is told", within_s=60)
     moved.rename(folder)
     eventually(lambda: figures(api)["bases_total"] >= 2, "a base ends the gap", within_s=60)
     archived(api)
+    eventually(lambda: told(api) is None, "it is told no more", within_s=60)
     found = verify_archive(SharedFolder.open(FS, str(folder)))
     assert (found.problems, found.stretches) == ([], 2)
 
@@ -176,6 +186,7 @@ def test_another_stores_archive_is_left_alone(own: NewServer, folder: Path, tmp_
     api.add("t", 1)
     eventually(lambda: figures(api)["stopped"] == 1, "it stops", within_s=60)
     api.add("t", 2)
+    assert told(api) == ["nothing is archived any more: see the log"]
     assert "name an empty archive" in other.log.read_text()
     assert ArchiveHistory(SharedFolder.open(FS, str(folder))).numbers() == before
 

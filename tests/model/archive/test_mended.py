@@ -258,7 +258,7 @@ def test_an_archive_that_fails_is_tried_again(seed: int, monkeypatch: pytest.Mon
         made.prepare()
         expected = made.records()
         for store in stores:
-            store.share = 0.9
+            store.share = 1.0
         path = made.sealed_files()[0]
         made.damage(path, "records", random.Random(seed))
         before = made.world.disk.content(path)

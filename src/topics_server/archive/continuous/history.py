@@ -64,11 +64,22 @@ class ArchiveHistory:
 
     def pruned(self) -> PrunedFacts | None:
         """What the newest prune left; None if there was none. Raises `Corrupt`."""
-        numbers = [each for each in map(parse_part, self._store.names(PRUNED)) if each is not None]
-        if not numbers:
-            return None
-        name = pruned_name(max(numbers))
-        return decode_pruned(read_whole(self._store, name), self._store.path_of(name))
+        gone: int | None = None
+        while True:
+            found = map(parse_part, self._store.names(PRUNED))
+            numbers = [each for each in found if each is not None]
+            if not numbers:
+                return None
+            name = pruned_name(max(numbers))
+            try:
+                content = read_whole(self._store, name)
+            except NotThere:
+                # A prune that ends just now leaves a higher number.
+                if gone == max(numbers):
+                    raise
+                gone = max(numbers)
+            else:
+                return decode_pruned(content, self._store.path_of(name))
 
     # -- parts ---------------------------------------------------------------------------------
 

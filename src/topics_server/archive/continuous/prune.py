@@ -25,6 +25,7 @@ from topics_server.archive.continuous.format import (
     is_part_group,
     parse_base,
     parse_part,
+    part_group,
     part_name,
     pruned_name,
 )
@@ -135,11 +136,14 @@ def _remove_parts(store: ArchiveStore, first: int) -> int:
     removed = 0
     for group in filter(is_part_group, store.names(PARTS)):
         folder = f"{PARTS}/{group}"
+        if folder > part_group(first):
+            # It may be new and empty: the server puts a part into it.
+            continue
         for number in map(parse_part, store.names(folder)):
             if number is not None and number < first:
                 store.delete(part_name(number))
                 removed += 1
-        if not store.names(folder):
+        if folder < part_group(first) and not store.names(folder):
             store.delete_folder(folder)
     return removed
 

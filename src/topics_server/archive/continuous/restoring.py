@@ -26,7 +26,7 @@ from topics_server.archive.object_store import ObjectStore
 from topics_server.archive.repository import StoredBackup
 from topics_server.archive.restore import make_target, needed_bytes, write_store
 from topics_server.values.entries import Entry, TopicDropped
-from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.errors import Corrupt, NotThere, StartRefused, StorageError
 from topics_server.values.storage_types import KnownPositions
 from topics_server.wal.format.manifest import decode_manifest
 from topics_server.wal.fs import Fs
@@ -62,9 +62,29 @@ def restore_moment(
 
     `is_wanted`: names of topics that are restored, all if None. `skipped`: numbers of parts behind
     the cut that are not asked which seqs they know. Raises `StartRefused`, `Corrupt`; what a failed
-    call leaves is no store.
+    call leaves is no store. A prune may run meanwhile: what it removes is never taken for damage.
     """
     history = ArchiveHistory(store)
+    pruned = history.pruned()
+    try:
+        return _restored(fs, store, history, target, find, is_wanted, skipped, mode, sizes)
+    except (Corrupt, NotThere, StartRefused) as error:
+        if history.pruned() == pruned:
+            raise
+        raise StartRefused(f"{error}. A prune ran meanwhile: restore once more") from None
+
+
+def _restored(
+    fs: Fs,
+    store: ObjectStore,
+    history: ArchiveHistory,
+    target: str,
+    find: Callable[[Moments], RestorePoint],
+    is_wanted: Callable[[str], bool] | None,
+    skipped: Collection[int],
+    mode: int,
+    sizes: Sizes,
+) -> RestoredMoment:
     bases = ArchiveBases(store, history)
     point = find(Moments(history, bases.all()[0]))
     known = _known(history, bases, point, skipped)
@@ -160,9 +180,6 @@ def _known(
     Ids and epochs of topics that were dropped before are in the restored base.
     """
     builder = KnownBuilder()
-    pruned = history.pruned()
-    if pruned is not None:
-        builder.note(pruned.known)
     start = point.part or point.base.part
     for base in bases.kept():
         if base.part < start or base.part in skipped:
@@ -178,6 +195,10 @@ def _known(
             builder.note(history.facts(number).known)
         except StorageError as error:
             raise _unknown(error, number) from None
+    # Last: a prune says what it knows, and removes parts then. Whatever was gone above is here.
+    pruned = history.pruned()
+    if pruned is not None:
+        builder.note(pruned.known)
     return builder.result()
 
 

@@ -43,6 +43,10 @@ from topics_server.values.storage_types import SyncedShard
 from topics_server.wal.format.frames import encode_entry
 from topics_server.wal.fs import Fs
 
+# One part of so many is put only once the archive is known to be there still: a request more for
+# each of them would be paid for.
+_LOOK_EVERY: Final = 64
+
 
 class ArchiveTaken(StorageError):
     """The archive is of another store, or another server with a copy of this one goes on in it."""
@@ -228,12 +232,25 @@ class ArchiveShipper:
         pending = self._pending
         if pending is None:
             return Shipped()
+        if pending.base is not None or pending.facts.number % _LOOK_EVERY == 0:
+            self._look()
         name = part_name(pending.facts.number)
         if not put_same(self.store, name, pending.content):
             self._stop(name)
         self._pending = None
         self._advance(pending.facts, digest_of(pending.content), pending.base)
         return Shipped(len(pending.content), has_more, pending.base is not None)
+
+    def _look(self) -> None:
+        """Raise `StorageError` if the archive was emptied: parts would go where nothing is."""
+        number = self.position.number
+        for name in (ARCHIVE, part_name(number)) if number else (ARCHIVE,):
+            if self.store.size(name) is None:
+                raise StorageError(
+                    "is missing, and was there: somebody removed it from this archive. Put it "
+                    "back, or name an empty archive",
+                    self.store.path_of(name),
+                )
 
     def _stop(self, name: str) -> None:
         """The number is taken: by a late put of an earlier run of ours, or by another server."""

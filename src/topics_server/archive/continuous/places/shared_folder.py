@@ -2,8 +2,8 @@
 
 An object is written beside under a name of its own and renamed under a lock that is held for the
 look and the rename only, so that it is put if it is absent, whoever else writes. Bases and prunes
-take the lock of a backup folder besides: a prune must not remove what a base relies on.
-Called by `opening`.
+take the lock of a backup folder besides: a prune must not remove what a base relies on. A folder
+that once held an archive's mark takes nothing without it: somebody emptied it. Called by `opening`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol, Self
 
+from topics_server.archive.continuous.format import ARCHIVE
 from topics_server.archive.object_store import FolderStore, ObjectStore
 from topics_server.runtime.clock import pause, random_hex
 from topics_server.values.errors import StartRefused, StorageError
@@ -50,6 +51,7 @@ class SharedFolder(FolderStore):
         self._token: Final = random_hex(16)
         self._numbers: Final = itertools.count(1)
         self._turn: Final = threading.Lock()
+        self._is_marked = False
         self.bytes_per_s = 0
 
     @classmethod
@@ -64,6 +66,9 @@ class SharedFolder(FolderStore):
         if self._fs.exists(path):
             return False
         with self._turn:
+            if not self._fs.exists(layout.parent(path)):
+                # A prune removed it as empty since it was made.
+                self._made.clear()
             self._make_folders(name)
         beside = f"{path}.{self._token}{next(self._numbers)}"
         write_temp(self._fs, beside, self._paced(pieces))
@@ -88,6 +93,19 @@ class SharedFolder(FolderStore):
             return True
         finally:
             lock.release()
+
+    def _check_folder(self) -> None:
+        """Besides, the folder has not lost its mark."""
+        super()._check_folder()
+        path = self.path_of(ARCHIVE)
+        if self._fs.exists(path):
+            self._is_marked = True
+        elif self._is_marked:
+            raise StorageError(
+                "is missing, and was there: somebody emptied this archive. Put it back, or name an "
+                "empty one",
+                path,
+            )
 
     def _put_lock(self) -> Lock:
         path = self.path_of(_PUT_LOCK)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from topics_server.archive.continuous.format import ARCHIVE, part_group, part_name
 from topics_server.archive.continuous.places.retrying import RetryingStore
 from topics_server.archive.continuous.places.shared_folder import SharedFolder, is_lock, put_same
+from topics_server.archive.continuous.prune import _remove_parts
 from topics_server.archive.object_store import read_whole
 from topics_server.values.errors import NotThere, StartRefused, StorageError
 from topics_server.wal.fs import OsFs
@@ -129,3 +131,40 @@ def test_after_a_failure_the_same_content_is_ours(folder: Path) -> None:
     with pytest.raises(NotThere):
         read_whole(store, "b")
     assert len(waited) == 1, "absence is an answer, not a failure"
+
+
+def test_a_folder_that_another_process_removed_is_made_again(folder: Path) -> None:
+    """A prune removes the folder of a topic whose segments all went; new ones come later."""
+    store, prune = (SharedFolder.open(FS, str(folder)) for _ in range(2))
+    assert store.put_if_absent("segments/1/a", [b"1"])
+    prune.delete("segments/1/a")
+    prune.delete_folder("segments/1")
+    prune.delete_folder("segments")
+    assert store.put_if_absent("segments/1/b", [b"2"])
+    assert read_whole(store, "segments/1/b") == b"2"
+
+
+def test_an_archive_that_was_emptied_takes_nothing(folder: Path) -> None:
+    store = SharedFolder.open(FS, str(folder))
+    assert store.put_if_absent(ARCHIVE, [b"mark"])
+    assert store.put_if_absent("parts/1", [b"1"])
+    (folder / "parts" / "1").unlink()
+    (folder / ARCHIVE).rename(folder.with_name("away"))
+    with pytest.raises(StorageError, match="somebody emptied this archive"):
+        store.put_if_absent("parts/2", [b"2"])
+    assert list((folder / "parts").iterdir()) == []
+    folder.with_name("away").rename(folder / ARCHIVE)
+    assert store.put_if_absent("parts/2", [b"2"])
+
+
+def test_a_prune_leaves_the_folder_alone_into_which_a_part_is_put(folder: Path) -> None:
+    store = SharedFolder.open(FS, str(folder))
+    for number in (1, 2, 10_000):
+        store.put_if_absent(part_name(number), [b"1"])
+    # Of the part that the server writes beside its name just now.
+    begun = folder / part_group(20_000) / "begun.tmp"
+    begun.parent.mkdir()
+    begun.write_bytes(b"half")
+    assert _remove_parts(store, 10_000) == 2
+    assert begun.read_bytes() == b"half"
+    assert store.names("parts") == ["00000001", "00000002"]
