@@ -1,7 +1,7 @@
 """Archives in an object store, through obstore.
 
 The store is `tests/cloud/buckets.py`, or a real
-one that `TOPICS_TEST_S3` names (an endpoint without authentication, such as moto's server).
+one that `TOPICS_TEST_S3` names: its root user has the keys of `signing`. `./run test-s3` starts one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.cloud.buckets import Buckets
+from tests.cloud.signing import KEY, REGION, SECRET, signed
 from tests.contract.conftest import own
 
 __all__ = ["own"]
@@ -26,13 +27,13 @@ def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     buckets = None if endpoint else Buckets(failing=10)
     if buckets is not None:
         endpoint = buckets.start()
-    httpx.put(f"{endpoint}/archives")
+    httpx.put(f"{endpoint}/archives", headers=signed("PUT", f"{endpoint}/archives"))
     yield {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "an-access-key",
-        "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-store",
+        "AWS_REGION": REGION,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
     }
     if buckets is not None:
         buckets.stop()

@@ -7,15 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cloud.signing import KEY, SECRET
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, eventually, good
+from topics_server.archive.continuous.places.cloud import open_cloud
+from topics_server.archive.continuous.places.retrying import RetryingStore
+from topics_server.archive.object_store import read_whole
 
-KEYS = ("a-secret-of-the-store", "an-access-key")
+KEYS = (SECRET, KEY)
 
 
 def figure(api: Api, name: str) -> float:
@@ -123,3 +128,27 @@ def test_a_store_that_is_away_is_waited_for(own: NewServer, tmp_path: Path) -> N
     server.stop()
     told = server.log.read_text()
     assert not any(key in told for key in KEYS)
+
+
+def test_of_two_puts_under_one_name_the_first_counts(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's own condition, without a look before."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    store = RetryingStore(open_cloud(f"s3://archives/{tmp_path.name}", "", 0))
+    won = []
+
+    def put(writer: int) -> None:
+        for number in range(10):
+            if store.put_if_absent(f"parts/{number}", [b"%d" % writer]):
+                won.append((number, writer))
+
+    threads = [threading.Thread(target=put, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(number for number, _ in won) == list(range(10))
+    for number, writer in won:
+        assert read_whole(store, f"parts/{number}") == b"%d" % writer
