@@ -1,7 +1,7 @@
 """Archives in an object store, through obstore.
 
 The store is `tests/cloud/buckets.py`, or a real
-one that `TOPICS_TEST_S3` names: its root user has the keys of `signing`. `./run test-s3` starts one.
+one that `TOPICS_TEST_S3` names, with the keys of `signing`: `./run test-s3` starts one.
 """
 
 from __future__ import annotations
