@@ -88,11 +88,11 @@ def test_only_nginx_is_reached_from_elsewhere() -> None:
 
 def test_settings_and_secrets_that_the_server_is_given_exist() -> None:
     given = SERVICES["topics"]["environment"]
-    assert {*given} <= {variable(field) for field in Settings.fields}
+    assert {*given} <= {variable(field) for field in Settings.model_fields}
     secrets = {f"/run/secrets/{name}" for name in SERVICES["topics"]["secrets"]}
     assert given["TOPICS_API_KEYS_FILE"] in secrets
     assert SERVICES["topics"]["build"]["dockerfile"] == "docker/Dockerfile"
-    grace_s = Settings.fields["shutdown_grace_ms"].default / 1000
+    grace_s = Settings.model_fields["shutdown_grace_ms"].default / 1000
     assert int(SERVICES["topics"]["stop_grace_period"].removesuffix("s")) > 2 * grace_s
 
 
@@ -190,7 +190,7 @@ def test_the_documented_docker_run_names_existing_things() -> None:
     final = stages()[1]
     assert words[-1] == SERVICES["topics"]["image"] == "topics-server"
     named = {words[i + 1].partition("=")[0] for i, word in enumerate(words) if word == "-e"}
-    assert named <= {variable(field) for field in Settings.fields}
+    assert named <= {variable(field) for field in Settings.model_fields}
     (port,) = [words[i + 1] for i, word in enumerate(words) if word == "-p"]
     assert port == f"127.0.0.1:{only(final, 'EXPOSE')}:{only(final, 'EXPOSE')}"
     (volume,) = [words[i + 1] for i, word in enumerate(words) if word == "-v"]

@@ -25,7 +25,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def test_the_unit_names_settings_and_verbs_that_exist() -> None:
-    known = {variable(name) for name in Settings.fields}
+    known = {variable(name) for name in Settings.model_fields}
     given = {value.partition("=")[0] for name, value in pairs() if name == "Environment"}
     assert given
     assert given <= known
@@ -33,7 +33,7 @@ def test_the_unit_names_settings_and_verbs_that_exist() -> None:
     assert unit["ExecStart"].split()[1:] == ["serve"]
     assert "-HUP $MAINPID" in unit["ExecReload"]
     assert unit["KillSignal"] == "SIGTERM"
-    grace_s = Settings.fields["shutdown_grace_ms"].default / 1000
+    grace_s = Settings.model_fields["shutdown_grace_ms"].default / 1000
     assert int(unit["TimeoutStopSec"]) >= 3 * grace_s
 
 

@@ -20,7 +20,7 @@ TESTS: Final = ROOT / "tests"
 
 
 def test_every_setting_has_a_row_and_every_row_a_setting() -> None:
-    fields = list(Settings.fields)
+    fields = list(Settings.model_fields)
     missing = [name for name in fields if name not in ROWS]
     assert not missing, (
         f"tests/settings/rows.py has no row for {', '.join(missing)}: add one with a value that "

@@ -31,7 +31,6 @@ LATE: Final = (
     "difflib",
     "httpx",
     "prometheus_client",
-    "pydantic",
     "rich",
     "sqlite3",
     "urllib.request",

@@ -11,6 +11,6 @@
 - `metric_table`: every metric, once: name, kind, help and getter.
 - `metrics`: counters and histograms, and the snapshot a scrape reads.
 - `prometheus`: renders metrics as Prometheus text (format 0.0.4) or JSON values.
-- `setting_values`: how a setting is declared, and how its text becomes a value. Pure.
+- `setting_values`: how the text of a setting becomes a value. Pure.
 - `thread_offload`: runs the engine's blocking calls on a thread pool.
 """

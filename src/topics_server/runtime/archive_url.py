@@ -57,8 +57,6 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def archive_setting(given: object) -> str:
+def archive_setting(given: object) -> object:
     """The value of the setting: a URL that can be used. Raises `ValueError`."""
-    if not isinstance(given, str):
-        raise ValueError("no text")
-    return parse_archive_url(given).text
+    return parse_archive_url(given).text if isinstance(given, str) else given

@@ -29,7 +29,7 @@ def spawned_server(folder: Path, port: int, options: Sequence[str] = ()) -> subp
     port_file.unlink(missing_ok=True)
     words = ["serve", "--host", "127.0.0.1", "--port", str(port), *options]
     words += ["--data-dir", str(folder / "data"), "--port-file", str(port_file)]
-    without = [word for name in Settings.fields for word in ("-u", variable(name))]
+    without = [word for name in Settings.model_fields for word in ("-u", variable(name))]
     with (folder / "server.log").open("wb") as output:
         return subprocess.Popen(
             ["env", *without, sys.executable, "-m", "topics_server", *words],

@@ -19,11 +19,11 @@ NO_FLAG = frozenset({"api_keys"})
 
 def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each setting; the verb gets keyword arguments named like the fields."""
-    for name, field in reversed(list(Settings.fields.items())):
+    for name, field in reversed(Settings.model_fields.items()):
         if name in NO_FLAG:
             continue
         text = f"{field.description}  [env: {variable(name)}; default: {shown_default(name)}]"
-        metavar = "N" if field.is_number else "VALUE"
+        metavar = "N" if field.annotation is int else "VALUE"
         if metavar == "N" and name.endswith("_ms"):
             metavar = "DURATION"
         elif metavar == "N" and name.endswith("_bytes"):
@@ -35,7 +35,8 @@ def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def shown_default(name: str) -> str:
     """A field's default as a user would write it."""
-    return shown(name, Settings.fields[name].default)
+    field = Settings.model_fields[name]
+    return shown(name, field.get_default(call_default_factory=True, validated_data={}))
 
 
 def shown(name: str, value: object) -> str:

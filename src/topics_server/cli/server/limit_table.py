@@ -261,7 +261,7 @@ def value_of(limit: Limit) -> int:
     """The number: the constant, or the setting's default."""
     if limit.name.isupper():
         return int(getattr(limits, limit.name))
-    return int(Settings.fields[limit.name].default)
+    return int(Settings.model_fields[limit.name].default)
 
 
 def document() -> str:

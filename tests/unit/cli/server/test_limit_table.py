@@ -97,7 +97,7 @@ def test_every_name_is_one(section: limit_table.Section) -> None:
         assert value_of(row.limit) > 0
         is_constant = row.limit.name.isupper()
         assert hasattr(limits, row.limit.name) == is_constant
-        assert (row.limit.name in Settings.fields) == (not is_constant)
+        assert (row.limit.name in Settings.model_fields) == (not is_constant)
 
 
 def test_the_number_shown_is_the_one_that_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
