@@ -166,6 +166,16 @@ class SegmentsPort(Protocol):
         """
         ...
 
+    def read_rows(
+        self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
+    ) -> list[Block]:
+        """*Blocking.* Each of a few rows as a block, as `read` gives it.
+
+        The rows ascend or descend. The last block is the one with which they have `max_bytes`.
+        Raises what `read` raises, also for damage that `read` would not find again.
+        """
+        ...
+
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
         """*Blocking.* Rows (ascending) whose tag matches, dead ones included."""
         ...

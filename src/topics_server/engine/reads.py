@@ -57,14 +57,14 @@ class Reads:
             if request.start is not None:
                 request = await self._placed(topic, request, now_ms)
                 continue  # the topic may have changed meanwhile
+            upto_seq = _upto_seq(topic, request, now_ms)
             if search is not None:
                 search.of_topic(topic.topic_id)
-            upto_seq = _upto_seq(topic, request, now_ms)
+                cursor = max(request.from_seq, topic.log.earliest_seq - 1)
+                search.expect(cursor, request.limit, request.max_bytes)
             plan = plan_page(topic, request, now_ms, upto_seq, search)
             if plan.unsearched:
                 assert search is not None
-                search.after = max(request.from_seq, topic.log.earliest_seq - 1)
-                search.ahead_rows, search.ahead_bytes = request.limit, request.max_bytes
                 await self._fetcher.search(topic, plan.unsearched, search)
                 continue
             page = await self._fetcher.complete(
@@ -114,15 +114,17 @@ class Reads:
             if search is not None:
                 search.of_topic(topic.topic_id)
             asked = _within(topic, request, now_ms)
+            if search is not None:
+                search.expect(asked.before_seq, asked.limit, asked.max_bytes, is_backward=True)
             plan = plan_backward(topic, asked, now_ms, search)
             if plan.unsearched:
                 assert search is not None
                 await self._fetcher.search(topic, plan.unsearched, search)
                 continue
             seqs = plan.seqs[::-1]
-            page = await self._fetcher.complete(
-                topic, plan_rows(topic, seqs, alone=search is not None)
-            )
+            rows = plan_rows(topic, seqs, alone=search is not None)
+            ahead = None if search is None else search.ahead
+            page = await self._fetcher.complete(topic, rows, ahead)
             if page is not None:
                 log = topic.log
                 return BackwardPage(
@@ -162,6 +164,8 @@ class Reads:
         before = upto_seq + 1
         while before > earliest:
             asked = BackwardRequest(before, earliest - 1, count, PAGE_BYTES_MAX, request.nodes)
+            if search is not None:
+                search.expect(before, count, is_backward=True)
             plan = plan_backward(topic, asked, now_ms, search)
             if plan.unsearched:
                 assert search is not None

@@ -73,9 +73,9 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     # One record, the common case for watchers, is cheaper to render without lists.
     count, row_count = len(rows), len(block.times)
     if count == 1:
-        return [_render_row(block, rows[0], shown)]
+        return [_render_row(block, rows[0], shown).decode("latin-1")]
     if block.kinds.count(PayloadKind.JSON) != row_count:
-        return [_render_row(block, row, shown) for row in rows]
+        return [_render_row(block, row, shown).decode("latin-1") for row in rows]
     first, last = rows[0], rows[-1]
     is_stretch = last - first + 1 == count
     starts, splits, ends = _bounds(block, rows, is_stretch)
@@ -105,21 +105,25 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     ]
 
 
-def _render_row(block: Block, row: int, shown: int) -> str:
+def _render_row(block: Block, row: int, shown: int) -> bytes:
     """One object by itself."""
     node, tag = block.nodes[row], block.tags[row]
-    text = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
-    if node is not None:
-        text += f',"$node":{_encode(node).decode("latin-1")}'
-    if shown & TAGS and tag is not None:
-        text += f',"$tag":{_encode(tag).decode("latin-1")}'
-    payload = payload_of(block, row)
-    text += payload.trace.decode("latin-1")
-    if shown & DATA:
-        text += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
-    if shown & META and payload.meta:
-        text += f',"meta":{payload.meta.decode("latin-1")}'
-    return text + "}"
+    if block.kinds[row] == PayloadKind.JSON:
+        kind, trace, data, meta = b"", b"", block.data(row), block.meta(row)
+    else:
+        payload = payload_of(block, row)
+        kind, trace, data, meta = payload.kind, payload.trace, payload.data, payload.meta
+    return b'{"$seq":%d,"$ts":%d%b%b%b%b%b%b%b}' % (
+        block.first_seq + row,
+        block.times[row],
+        b"" if node is None else b',"$node":' + _encode(node),
+        b',"$tag":' + _encode(tag) if shown & TAGS and tag is not None else b"",
+        trace,
+        kind if shown & DATA else b"",
+        b',"data":' if shown & DATA else b"",
+        data if shown & DATA else b"",
+        b',"meta":' + meta if shown & META and meta else b"",
+    )
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
@@ -218,6 +222,8 @@ class JsonCache:
             row_count = len(block.times)
             is_small = row_count < CACHED_RECORDS_MIN and len(block.body) < CACHED_BYTES_MIN
             if is_small or 2 * len(rows) < row_count:
+                if len(rows) == 1:
+                    return [_render_row(block, rows[0], shown)]
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
             json_block = render_block(block, shown)
             self._put(block, shown, json_block)

@@ -523,6 +523,33 @@ def test_flags_that_lost_deletes_are_found_by_their_digest() -> None:
     assert not report.suspects[1].has_lost_deletes
 
 
+def test_few_rows_are_read_together_and_their_damage_is_told() -> None:
+    disk = empty_disk()
+    segments = two_segments(disk)
+    rows = [3, 9, 30]
+    alone = [segments.read(TOPIC, 1, row, row + 1) for row in rows]
+    assert segments.read_rows(TOPIC, 1, rows, 1 << 20) == alone
+    assert segments.read_rows(TOPIC, 1, rows[::-1], 1 << 20) == alone[::-1]
+    assert segments.read_rows(TOPIC, 1, rows, len(alone[0].body)) == alone[:1]
+    columns = listed(opened(disk))[1].columns()
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", int(columns.rows["offset"][9]) + 40)
+    with pytest.raises(Damaged) as caught:
+        segments.read_rows(TOPIC, 1, rows, 1 << 20)
+    assert caught.value.ranges == ((9, 9),)
+    assert segments.read_rows(TOPIC, 1, [3, 30], 1 << 20) == [alone[0], alone[2]]
+    # Flags that tell nothing of a row: it may have been deleted.
+    flags_offset = columns.flags_offset
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", flags_offset + 30)
+    restarted = opened(disk)
+    listed(restarted)
+    with pytest.raises(Damaged) as caught:
+        restarted.read_rows(TOPIC, 1, [3, 30], 1 << 20)
+    assert caught.value.ranges == ((30, 30),)
+    segments.drop(TOPIC, [1], sample_facts())
+    with pytest.raises(StorageError):
+        segments.read_rows(TOPIC, 1, [3], 1 << 20)
+
+
 def test_a_segment_cut_short_has_lost_its_flags_and_is_damaged_whole() -> None:
     disk = empty_disk()
     two_segments(disk)

@@ -230,6 +230,17 @@ class ListSegments:
             raise Damaged(bad)
         return index.read(first_row, end_row)
 
+    def read_rows(
+        self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
+    ) -> list[Block]:
+        found: list[Block] = []
+        for row in rows:
+            found.append(self.read(topic_id, segment_id, row, row + 1))
+            max_bytes -= len(found[-1].body)
+            if max_bytes <= 0:
+                break
+        return found
+
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
         rows = self._index(topic_id, segment_id).tag_rows(match)
         self._step(f"find {segment_id}")

@@ -248,6 +248,15 @@ class SealedRun(Run):
         except StorageError:
             return self._share_of(len(rows))
 
+    def weigh_few(self, rows: Sequence[int]) -> int:
+        """`weigh_rows` of a list."""
+        if len(rows) > _FEW_ROWS:
+            return self.weigh_rows(np.array(rows))
+        try:
+            return sum(map(self.index.record_bytes, rows))
+        except StorageError:
+            return self._share_of(len(rows))
+
     def _share_of(self, count: int) -> int:
         """The average bytes of live rows, times their number.
 

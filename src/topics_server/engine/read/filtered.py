@@ -7,8 +7,8 @@ search blocks; `Fetcher.search` runs it off the loop. Pure. Called by `segment_r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,12 @@ from topics_server.values.limits import (
 )
 from topics_server.values.model import TagMatch
 
+# Rows or blocks that one call of a thread reads; other calls have their turn in between.
+READ_TOGETHER: Final = 64
+
 TagSearch = Callable[[TagMatch], Sequence[int]]
+# Reads those of some rows of a segment that are read alone, until they have so many bytes.
+RowsRead = Callable[[int, Sequence[int], int], Iterable[tuple[int, Block]]]
 _Bits = NDArray[Any]
 
 
@@ -67,8 +72,7 @@ class Search:
     """A filter and what was found of it so far, for one page.
 
     `found` has the rows of each searched segment: ascending, dead ones included. `ahead` has rows
-    that were read with the search, by segment and row, each as a block: those of a page behind
-    `after`, at most `ahead_rows`, until they have `ahead_bytes`.
+    that were read with the search, by segment and row, each as a block (`expect`).
     """
 
     def __init__(self, wanted: Filter, matcher: Matcher | None = None) -> None:
@@ -76,7 +80,8 @@ class Search:
         self._matcher = matcher
         self.found: dict[int, Rows] = {}
         self.ahead: dict[tuple[int, int], Block] = {}
-        self.after = self.ahead_rows = self.ahead_bytes = 0
+        self._wanted = self._left = 0, 0
+        self._cursor, self._is_backward = 0, False
         self._topic_id: int | None = None
         self._began = 0 if matcher is None else matcher.spent
 
@@ -96,10 +101,23 @@ class Search:
             self._topic_id = topic_id
             self.forget()
 
+    def expect(
+        self, cursor: int, rows: int, max_bytes: int = 0, *, is_backward: bool = False
+    ) -> None:
+        """The next page has so many rows behind the cursor, or below it.
+
+        A search ends with the segment in which they are complete, and reads those that it can read
+        alone, until they have `max_bytes`.
+        """
+        self._cursor, self._is_backward = cursor, is_backward
+        if self._wanted != (rows, max_bytes):
+            self._wanted = self._left = rows, max_bytes
+
     def forget(self) -> None:
         """Search again for the next page."""
         self.found.clear()
         self.ahead.clear()
+        self._left = self._wanted
 
     def begin(self) -> None:
         """A page is planned from here on."""
@@ -119,7 +137,57 @@ class Search:
     @property
     def searched_next(self) -> int:
         """How many segments are searched together next: the first one often has enough."""
+        if self._wanted[0]:
+            return SEARCHED_AT_ONCE  # the search itself ends once it has enough
         return min(SEARCHED_AT_ONCE, max(1, 2 * len(self.found)))
+
+    def take(self, run: SealedRun, rows: Rows, read: RowsRead) -> bool:
+        """*Blocking.* Note the rows of a segment; whether the page needs no other segment.
+
+        What is live is a guess, as the loop goes on meanwhile: a page that is wrong about it
+        searches again, and reads what is missing as ever.
+        """
+        segment_id = run.segment_id
+        left, bytes_left = self._left
+        self.found[segment_id] = rows
+        if not self._wanted[0]:
+            return False
+        # More than are read, as some may be dead.
+        most = 2 * min(max(left, 0), READ_TOGETHER)
+        if self._is_backward:
+            end = int(rows.searchsorted(self._cursor - run.first_seq))
+            count, near = end, rows[max(0, end - most) : end]
+        else:
+            start = int(rows.searchsorted(self._cursor + 1 - run.first_seq))
+            count, near = len(rows) - start, rows[start : start + most]
+        dead = run.dead
+        picked = [row for row in near.tolist() if not dead[row]]
+        count -= len(near) - len(picked)
+        if self._is_backward:
+            picked.reverse()
+        picked = picked[: most // 2]
+        if picked and bytes_left > 0:
+            for row, block in read(segment_id, picked, bytes_left):
+                self.ahead[segment_id, row] = block
+                bytes_left -= len(block.body)
+        self._left = left - count, bytes_left
+        return left <= count
+
+    def few_rows(self, run: SealedRun, first_row: int, end_row: int, most: int) -> list[int] | None:
+        """The first `most` of the `live_rows` of a searched run, as a list; None: ask for all.
+
+        For pages of a few records: nothing is counted by arrays.
+        """
+        if most > READ_TOGETHER:
+            return None
+        rows = self.found[run.segment_id]
+        start = int(rows.searchsorted(first_row))
+        near: list[int] = rows[start : start + most].tolist()
+        dead = run.dead
+        live = [row for row in near if row < end_row and not dead[row]]
+        # Rows that are left out make room for others.
+        is_all = len(near) < most or len(live) == most or near[-1] >= end_row
+        return live if is_all else None
 
     def live_rows(self, run: Run, first_row: int, end_row: int) -> Rows:
         """The live rows of a range that pass, ascending; a sealed run must have been searched."""

@@ -305,8 +305,20 @@ class _Scan:
     def _sealed_found(self, run: SealedRun, row: int, end: int, low: int, high: int) -> int:
         """Take the rows that a search found; the rows between them are not examined."""
         assert self.search is not None
-        rows = self.search.live_rows(run, row, end)
-        picked, stop = self._pick(run, rows, row, end)
+        picked: Sequence[int]
+        few = None if self.nodes else self.search.few_rows(run, row, end, self.limit)
+        if few is None:
+            rows = self.search.live_rows(run, row, end)
+            picked, stop = self._pick(run, rows, row, end)
+        else:
+            picked, stop = few, end
+            if len(few) == self.limit:
+                stop = few[-1] + 1
+            weight = run.weigh_few(few) if few else 0
+            if weight > self.bytes_left:
+                picked, weight = self._cut(run, few)
+                stop = picked[-1] + 1 if picked else row
+            self.bytes_left -= weight
         groups: dict[int, list[int]] = {}
         for each in picked:
             groups.setdefault(each - each % BLOCK_RECORDS_MAX, []).append(each)

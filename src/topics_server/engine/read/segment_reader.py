@@ -7,30 +7,30 @@ and read is not an error: the plan is made again. Called by `engine/store` only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
-
-import numpy as np
+from itertools import groupby
 
 from topics_server.engine.answers import Page
 from topics_server.engine.log.block_slices import slice_block
-from topics_server.engine.log.runs import Rows
-from topics_server.engine.ports import SealedIndex, SegmentsPort
+from topics_server.engine.log.runs import SealedRun
+from topics_server.engine.ports import SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache
-from topics_server.engine.read.filtered import Search, search_segment
+from topics_server.engine.read.filtered import READ_TOGETHER, Search, search_segment
 from topics_server.engine.read.page import FEW_ROWS, Fetch, PagePlan, SealedPiece, complete
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
 from topics_server.values.errors import Damaged, StorageError
-from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX, BLOCK_RECORDS_MAX
+from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX, BLOCK_RECORDS_MAX, PAGE_BYTES_MAX
 from topics_server.values.model import TagMatch
 from topics_server.values.storage_types import Offload
 
-# Blocks that one call of a thread reads; other calls have their turn in between.
-_READ_TOGETHER: Final = 64
+
+def _kind_of(fetch: Fetch) -> tuple[int, bool]:
+    """The segment, and whether it is read group by group."""
+    return fetch.segment_id, fetch.is_group
 
 
 class Fetcher:
@@ -102,8 +102,8 @@ class Fetcher:
                 fetched[fetch] = block
             else:
                 missing.append(fetch)
-        for start in range(0, len(missing) if len(missing) > 1 else 0, _READ_TOGETHER):
-            together = missing[start : start + _READ_TOGETHER]
+        for start in range(0, len(missing) if len(missing) > 1 else 0, READ_TOGETHER):
+            together = missing[start : start + READ_TOGETHER]
             fetched |= await self._offload.run(partial(self._read_all, topic_id, together))
         for fetch in missing:
             block = fetched.get(fetch)
@@ -124,10 +124,18 @@ class Fetcher:
     def _read_all(self, topic_id: int, wanted: Sequence[Fetch]) -> dict[Fetch, Block]:
         """*Blocking.* The blocks of a page, up to the first that is not read without more ado."""
         found: dict[Fetch, Block] = {}
-        for fetch in wanted:
-            at = topic_id, fetch.segment_id, fetch.first_row
+        read, read_rows = self._segments.read, self._segments.read_rows
+        for (segment_id, is_group), fetches in groupby(wanted, _kind_of):
+            together = list(fetches)
             try:
-                found[fetch] = self._segments.read(*at, fetch.end_row)
+                if is_group or len(together) == 1:
+                    for fetch in together:
+                        block = read(topic_id, segment_id, fetch.first_row, fetch.end_row)
+                        found[fetch] = block
+                else:
+                    rows = [fetch.first_row for fetch in together]
+                    blocks = read_rows(topic_id, segment_id, rows, PAGE_BYTES_MAX)
+                    found |= zip(together, blocks, strict=False)
             except StorageError:
                 break
         return found
@@ -255,67 +263,63 @@ class Fetcher:
     async def search(self, topic: Topic, segment_ids: Sequence[int], search: Search) -> bool:
         """Search segments for the rows that pass a filter; dropped segments are left out.
 
-        Rows of a page are read with the search if they are few. Returns whether the topic still
+        Searches no further than the search expects, and reads the rows that it wants with it if
+        they are few. Returns whether the topic still
         exists. Raises `StorageError` when a listed segment cannot be searched.
         """
-        topic_id = topic.topic_id
-        indexes = {run.segment_id: run.index for run in topic.log.sealed()}
-        wanted = [(each, indexes[each]) for each in segment_ids if each in indexes]
+        topic_id, log = topic.topic_id, topic.log
+        asked = set(segment_ids)
+        wanted: list[SealedRun] = []
+        for run in log.sealed():
+            if run.segment_id in asked:
+                wanted.append(run)
+                if len(wanted) == len(asked):
+                    break
+        if len(wanted) > 1 and wanted[0].segment_id != segment_ids[0]:
+            wanted.sort(key=lambda run: segment_ids.index(run.segment_id))
 
-        def search_all() -> tuple[dict[int, Rows], dict[tuple[int, int], Block]]:
-            found: dict[int, Rows] = {}
-            for segment_id, index in wanted:
-                find = partial(self._segments.find_tags, topic_id, segment_id)
+        def search_all() -> None:
+            for run in wanted:
+                find = partial(self._segments.find_tags, topic_id, run.segment_id)
                 try:
-                    found[segment_id] = search_segment(index, search.wanted, find)
+                    rows = search_segment(run.index, search.wanted, find)
                 except StorageError as error:
-                    failed[segment_id] = error
-            return found, self._read_ahead(topic_id, search, indexes, found)
+                    failed[run.segment_id] = error
+                else:
+                    if search.take(run, rows, read):
+                        return
 
         failed: dict[int, StorageError] = {}
-        found, ahead = await self._offload.run(search_all)
+        read = partial(self._read_alone, topic_id)
+        await self._offload.run(search_all)
         for segment_id, error in failed.items():
             if self._has(topic, segment_id):
                 self.note_broken(topic_id, segment_id)
                 raise error
-        if self._registry.get(topic_id) is not topic:
-            return False
-        search.found.update(found)
-        search.ahead.update(ahead)
-        return True
+        return self._registry.get(topic_id) is topic
 
-    def _read_ahead(
-        self,
-        topic_id: int,
-        search: Search,
-        indexes: Mapping[int, SealedIndex],
-        found: Mapping[int, Rows],
-    ) -> dict[tuple[int, int], Block]:
-        """*Blocking.* The rows that a page will show, as far as it reads each of them alone.
+    def _read_alone(
+        self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
+    ) -> Iterable[tuple[int, Block]]:
+        """*Blocking.* Those of these rows that a page reads alone, as far as they can be read.
 
-        A guess, which saves the page a second call: whatever is missing is read as ever.
+        Groups in memory are left to the page, and so are those that it reads as a whole.
         """
-        ahead: dict[tuple[int, int], Block] = {}
-        left, bytes_left = search.ahead_rows - len(search.ahead), search.ahead_bytes
-        for segment_id, rows in found.items():
-            first_row = max(0, search.after + 1 - indexes[segment_id].first_seq)
-            start = int(np.searchsorted(rows, first_row))
-            picked = rows[start : start + min(left, _READ_TOGETHER)].tolist()
-            groups = Counter(row // BLOCK_RECORDS_MAX for row in picked)
-            if not picked or max(groups.values()) > FEW_ROWS:
-                continue
-            for row in picked:
-                if self._cache.has((topic_id, segment_id, row - row % BLOCK_RECORDS_MAX)):
-                    continue
-                try:
-                    block = self._segments.read(topic_id, segment_id, row, row + 1)
-                except StorageError:
-                    return ahead
-                ahead[segment_id, row] = block
-                left, bytes_left = left - 1, bytes_left - len(block.body)
-                if not left or bytes_left <= 0:
-                    return ahead
-        return ahead
+        groups = Counter(row // BLOCK_RECORDS_MAX for row in rows)
+        alone = [
+            row
+            for row in rows
+            if groups[row // BLOCK_RECORDS_MAX] <= FEW_ROWS
+            and not self._cache.has((topic_id, segment_id, row - row % BLOCK_RECORDS_MAX))
+        ]
+        if not alone:
+            return ()
+        try:
+            # There are fewer than rows if they have enough bytes.
+            blocks = self._segments.read_rows(topic_id, segment_id, alone, max_bytes)
+            return zip(alone, blocks, strict=False)
+        except StorageError:
+            return ()
 
     def disk_bytes(self, topic_id: int) -> int:
         """Bytes of the topic's sealed files, hot and cold."""

@@ -3,14 +3,15 @@
 Pure. `pack` runs in a helper process (`wal/segments/packing_process.py`), for it holds the
 interpreter lock; rows that are dead already keep their slot, without payload. `unpack_block` is
 what pages of sealed records come from, so it is written as a few passes of C loops: about 1 us a
-record. `unpack_row` is for pages of rare ones.
+record. `unpack_row` and `unpack_rows` are for pages of rare ones.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise, repeat
+from typing import Final
 
 import numpy as np
 import xxhash
@@ -44,6 +45,12 @@ from topics_server.wal.format.segment import (
     ranges_of,
     version_of,
 )
+
+# A row of the index, and where the offset is in it.
+_RowFields = tuple[int, ...]
+_OFFSET: Final = 2
+# Rows that lie together within so many bytes are read at once.
+_READ_AS_ONE_BYTES: Final = 65_536
 
 
 def pack(
@@ -251,20 +258,64 @@ def unpack_row(
 ) -> Block:
     """`unpack_block` of one row, at a tenth of the cost: no pass over columns."""
     fields = columns.rows[row].item()
+    block = _row_block(data[: _row_bytes(fields)], fields, columns.first_seq + row)
+    return unpack_block(data, columns, row, row + 1, unwanted) if block is None else block
+
+
+def unpack_rows(
+    read: Callable[[int, int], bytes], columns: SegmentColumns, rows: Sequence[int], max_bytes: int
+) -> list[Block]:
+    """Each of these rows as a block, up to the one with which they have `max_bytes`.
+
+    The rows ascend or descend. `read` gives so many bytes at an offset of `.data`. Raises `Damaged`
+    with the first row that fails its check.
+    """
+    every = columns.rows[rows].tolist()
+    sizes = list(map(_row_bytes, every))
+    start, end = every[0][_OFFSET], every[-1][_OFFSET] + sizes[-1]
+    if end < start:
+        start, end = every[-1][_OFFSET], every[0][_OFFSET] + sizes[0]
+    near = read(end - start, start) if 0 < end - start <= _READ_AS_ONE_BYTES else None
+    found: list[Block] = []
+    for row, fields, size in zip(rows, every, sizes, strict=True):
+        offset = fields[_OFFSET]
+        block = None
+        if offset + size <= columns.flags_offset:
+            if near is None:
+                data = read(size, offset)
+            else:
+                data = near[offset - start : offset - start + size]
+            block = _row_block(data, fields, columns.first_seq + row)
+        if block is None:
+            raise Damaged((row, row))
+        found.append(block)
+        max_bytes -= len(block.body)
+        if max_bytes <= 0:
+            break
+    return found
+
+
+def _row_bytes(fields: _RowFields) -> int:
+    """How long a record is in `.data`, without its checksum."""
+    _, _, _, data_bytes, meta_bytes, _, _, _, tag_bytes, node_bytes = fields[:10]
+    return RECORD_HEADER_BYTES + data_bytes + meta_bytes + tag_bytes + node_bytes
+
+
+def _row_block(data: bytes, fields: _RowFields, seq: int) -> Block | None:
+    """The block of one record, from exactly its bytes; None if they fail its check."""
     ts, checksum, _, data_bytes, meta_bytes, _, tag_id, node_id = fields[:8]
     tag_bytes, node_bytes, kind, hop = fields[8:12]
+    if xxhash.xxh3_64_intdigest(data) != checksum:
+        return None
     tag_start = RECORD_HEADER_BYTES + node_bytes
     start = tag_start + tag_bytes
-    end = start + data_bytes + meta_bytes
-    if xxhash.xxh3_64_intdigest(data[:end]) != checksum:
-        return unpack_block(data, columns, row, row + 1, unwanted)
     tag = None if tag_id == ABSENT else str(data[tag_start:start], "utf-8")
     node = None if node_id == ABSENT else str(data[RECORD_HEADER_BYTES:tag_start], "utf-8")
     return Block(
-        first_seq=columns.first_seq + row,
+        first_seq=seq,
         times=array("q", (ts,)),
         ends=array("I", (data_bytes, data_bytes + meta_bytes)),
-        body=data[start:end],
+        body=data[start:],
         tags=[tag],
         nodes=[node],
         kinds=bytes((kind,)),

@@ -43,7 +43,7 @@ from topics_server.wal.segments.mending import (
     prepare,
     put,
 )
-from topics_server.wal.segments.packing import unpack_block, unpack_row
+from topics_server.wal.segments.packing import unpack_block, unpack_row, unpack_rows
 from topics_server.wal.segments.packing_process import Packer
 from topics_server.wal.segments.quarantine import Quarantine
 from topics_server.wal.segments.topic_manifest import Entries, ManifestStore, TopicManifest
@@ -175,6 +175,20 @@ class SealedSegments:
         if end_row == first_row + 1:
             return unpack_row(data, columns, first_row, unwanted)
         return unpack_block(data, columns, first_row, end_row, unwanted)
+
+    def read_rows(
+        self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
+    ) -> list[Block]:
+        """See `ports.Segments.read_rows`."""
+        topic = self._topic(topic_id)
+        index = topic.index(segment_id)
+        if index.bad_rows or not index.is_readable:
+            for row in rows:
+                index.check_flags(row, row + 1)
+        with self._file_handles.lease(
+            (topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
+        ) as file:
+            return unpack_rows(file.pread, index.columns(), rows, max_bytes)
 
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
         """See `ports.Segments.find_tags`; rows that were dead when packed are not found."""

@@ -153,6 +153,11 @@ class UnreadableIndex(FakeIndex):
 
     is_gone = False
 
+    def record_bytes(self, row: int) -> int:
+        if self.is_gone:
+            raise StorageError("EIO", "data/segments/1/0000000001.idx")
+        return super().record_bytes(row)
+
     def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
         if self.is_gone:
             raise StorageError("EIO", "data/segments/1/0000000001.idx")
@@ -177,8 +182,11 @@ def test_rows_die_also_while_their_index_cannot_be_read(
     order = data.draw(st.permutations(range(count)))
     for row in order:
         before = run.live_count, run.live_bytes
-        if data.draw(st.booleans()):
+        way = data.draw(st.sampled_from(("rows", "few", "range")))
+        if way == "rows":
             killed, weight = run.kill_rows(np.array([row]))
+        elif way == "few":
+            killed, weight = run.kill_few([row])
         else:
             killed, weight = run.kill_range(row, row + 1)
         assert killed == 1

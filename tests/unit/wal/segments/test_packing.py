@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 
 import msgspec
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.segments.segment_samples import sample_blocks
+from topics_server.engine.log.block_slices import slice_block
 from topics_server.values.blocks import Block, decode_block, encode_block, make_block
 from topics_server.values.errors import Damaged
 from topics_server.wal.format.segment import decode_data_header, decode_index
 from topics_server.wal.segments.files import entry_of
-from topics_server.wal.segments.packing import pack, unpack_block, unpack_row
+from topics_server.wal.segments.packing import pack, unpack_block, unpack_row, unpack_rows
 from topics_server.wal.segments.salvage import rebuild_index
 
 NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -73,6 +75,56 @@ def test_a_row_alone_is_as_among_the_others(
         assert caught.value.ranges == ((row, row),)
         blank = unpack_row(wrong, columns, row, [(row, row)])
         assert (blank.data(0), blank.meta(0), blank.tags, blank.nodes) == (b"", b"", [None], [None])
+
+
+@pytest.mark.parametrize("gap_bytes", [0, 70_000])
+@given(RECORDS, st.data())
+def test_rows_together_are_as_each_alone(
+    gap_bytes: int,
+    records: list[tuple[bytes, bytes, str | None, str | None]],
+    data: st.DataObject,
+) -> None:
+    """Near each other, they are read at once; `gap_bytes` of a dead record part them."""
+    records = [*records, (b"x" * gap_bytes, b"", None, None), *records]
+    packed, idx = pack(1, 2, [block_of(9, records)], bytes(len(records)))
+    columns = decode_index(idx)
+    reads: list[tuple[int, int]] = []
+
+    def read(length: int, offset: int, source: bytes = packed) -> bytes:
+        reads.append((length, offset))
+        return source[offset : offset + length]
+
+    rows = sorted(data.draw(st.sets(st.integers(0, len(records) - 1), min_size=1, max_size=6)))
+    if data.draw(st.booleans()):
+        rows.reverse()
+    whole = unpack_block(
+        packed[int(columns.rows["offset"][0]) : columns.flags_offset], columns, 0, len(records)
+    )
+    found = unpack_rows(read, columns, rows, 1 << 30)
+    assert [block.first_seq for block in found] == [9 + row for row in rows]
+    for row, block in zip(rows, found, strict=True):
+        assert block == slice_block(whole, row, row + 1)
+    is_near = not gap_bytes or len({row < len(records) // 2 for row in rows}) == 1
+    assert len(reads) <= (1 if is_near and len(records) // 2 not in rows else len(rows))
+    # It ends with the row that has enough bytes.
+    sizes = [len(block.body) for block in found]
+    most = data.draw(st.integers(1, sum(sizes) + 1))
+    taken = len(unpack_rows(read, columns, rows, most))
+    assert sum(sizes[: taken - 1]) < most
+    assert taken == len(rows) or sum(sizes[:taken]) >= most
+    # Damage of a row that is asked for is told; of another it is not noticed.
+    row = data.draw(st.sampled_from(range(len(records))))
+    at = int(columns.rows["offset"][row])
+    broken = packed[:at] + bytes((packed[at] ^ 0x10,)) + packed[at + 1 :]
+    for source in (broken, packed[:at]):
+        if source is not broken and row != max(rows):
+            continue
+        if row in rows:
+            with pytest.raises(Damaged) as caught:
+                unpack_rows(partial(read, source=source), columns, rows, 1 << 30)
+            assert caught.value.ranges == ((row, row),)
+        else:
+            assert unpack_rows(partial(read, source=source), columns, rows, 1 << 30) == found
 
 
 def test_counted_bytes_count_names_by_characters() -> None:
