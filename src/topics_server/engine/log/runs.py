@@ -150,7 +150,7 @@ class Run:
 
     def weigh_few(self, rows: Sequence[int]) -> int:
         """`weigh_rows` of a list."""
-        return sum(map(self.row_bytes, rows))
+        return self.weigh_rows(np.array(rows, np.int64))
 
     @property
     def has_damage(self) -> bool:
@@ -245,15 +245,6 @@ class SealedRun(Run):
         """The bytes of these rows: one vectorised call."""
         try:
             return self.index.record_bytes_of(rows)
-        except StorageError:
-            return self._share_of(len(rows))
-
-    def weigh_few(self, rows: Sequence[int]) -> int:
-        """`weigh_rows` of a list."""
-        if len(rows) > _FEW_ROWS:
-            return self.weigh_rows(np.array(rows))
-        try:
-            return sum(map(self.index.record_bytes, rows))
         except StorageError:
             return self._share_of(len(rows))
 
