@@ -19,7 +19,7 @@ import msgspec
 from topics_server.values.model import TagMatch
 
 
-class TagLeaf(msgspec.Struct, frozen=True):
+class TagLeaf(msgspec.Struct, frozen=True, gc=False):
     """A record whose tag matches one of these."""
 
     matches: tuple[TagMatch, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -17,7 +17,6 @@ from topics_server.values.blocks import Payloads
 from topics_server.values.errors import Code, TopicsError, clipped, invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import (
-    IDEMPOTENCY_KEY_CHARS_MAX,
     INLINE_CONFIG_BYTES_MAX,
     JSON_DEPTH_MAX,
     KIB,
@@ -27,7 +26,14 @@ from topics_server.values.limits import (
     TRACE_BYTES,
     U64_MAX,
 )
-from topics_server.values.model import Discard, Durability, Guarantee, StreamStep, TopicType
+from topics_server.values.model import (
+    Discard,
+    Durability,
+    Guarantee,
+    SentCondition,
+    StreamStep,
+    TopicType,
+)
 
 # Grammar 1 has no delays and skips fields with these names. `record_codecs` holds the grammars of
 # all other bodies.
@@ -45,6 +51,7 @@ _NO_META: Final = b""
 _PINNED_BYTES_MIN: Final = 65_536
 # A tag of this many characters is within the default limit, whatever the characters.
 _PLAIN_TAG_CHARS_MAX: Final = 64
+_SMALL_BYTES_MAX: Final = 4096
 # The shortest record of an append body, with its comma: `{"data":1},`.
 _RECORD_BYTES_MIN: Final = 11
 # UTF-8 is checked in pieces of this size: decoding a whole body may take four times its size.
@@ -95,6 +102,13 @@ class _PlainBody(_Call, gc=False, kw_only=True):
     records: list[_PlainRecord]
 
 
+class _SmallBody(_PlainBody, gc=False, kw_only=True):
+    # With the rest in one pass, where it cannot be large.
+    if_: SentCondition | None = msgspec.field(  # type: ignore[assignment]
+        default=None, name="if"
+    )
+
+
 class _Uncounted(msgspec.Struct, gc=False):
     """A body whose records are checked for shape but not decoded."""
 
@@ -132,7 +146,8 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     only node. `delays`: the few records that have a delay. `hops`: one byte a record, the number of
     routers it passed; empty if no record passed one. `form`: the grammar of a body that is not an
     append body (`record_codecs`), else 0. `step`: the change of the topic's stream. `payloads`:
-    payload columns of a large append, made in advance. `condition`: the call's `if` as it was sent.
+    payload columns of a large append, made in advance. `condition`: the call's `if`, decoded or
+    as it was sent.
     `idempotency`: that member as it was sent, shortened. `record_keys`: an idempotency key for each
     record, else empty. `known_seqs`: of a live append with such keys, the seq of each record of the
     request, 0 for those that it appends. `trace`: the `traceparent` of the call, which every
@@ -161,7 +176,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     form: int = 0
     step: StreamStep | None = None
     payloads: tuple[Payloads, ...] = ()
-    condition: bytes | None = None
+    condition: SentCondition | bytes | None = None
     idempotency: bytes | None = None
     record_keys: tuple[str, ...] = ()
     known_seqs: list[int] | None = None
@@ -191,9 +206,9 @@ class AppendLimits(msgspec.Struct, frozen=True):
 
 
 _META_KEYS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_IDEMPOTENCY_DECODER: Final = msgspec.json.Decoder(Literal["per_record"] | None)
 _UNCOUNTED_DECODER: Final = msgspec.json.Decoder(_Uncounted)
 _PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
+_SMALL_DECODER: Final = msgspec.json.Decoder(_SmallBody)
 _DECODER: Final = msgspec.json.Decoder(_Body)
 _DELAYED_DECODER: Final = msgspec.json.Decoder(_DelayedBody)
 
@@ -209,7 +224,8 @@ def decode_append(
     if max_records is not None and len(body) > _RECORD_BYTES_MIN * max_records:
         _check_count(body, max_records)
     try:
-        plain = _PLAIN_DECODER.decode(body)
+        plain: _PlainBody
+        plain = (_SMALL_DECODER if len(body) <= _SMALL_BYTES_MAX else _PLAIN_DECODER).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # The body has other fields than data and short tags, or an error: decode it with the full
         # grammar.
@@ -257,7 +273,7 @@ def decode_append(
         plain.create,
         None if plain.config is _ABSENT else _config_of(plain),
         bool(plain.disable_backpressure),
-        condition=None if plain.if_ is _ABSENT else bytes(plain.if_),
+        condition=plain.if_ if isinstance(plain, _SmallBody) else _if_of(plain),
         idempotency=None if plain.idempotency is _ABSENT else _idempotency_of(plain),
     )
 
@@ -371,7 +387,7 @@ def of_columns(
         create=call.create,
         config=_config_of(call),
         disable_backpressure=bool(call.disable_backpressure),
-        condition=None if call.if_ is _ABSENT else bytes(call.if_),
+        condition=_if_of(call),
         idempotency=None if call.idempotency is _ABSENT else _idempotency_of(call),
         delays=delays,
         hops=hops,
@@ -403,6 +419,10 @@ def _config_of(call: _Call) -> bytes | None:
         raise invalid(f"config is over {INLINE_CONFIG_BYTES_MAX} bytes", "config")
     raw = bytes(config)
     return None if raw == b"null" else raw
+
+
+def _if_of(call: _Call) -> bytes | None:
+    return None if call.if_ is _ABSENT else bytes(call.if_)
 
 
 def _idempotency_of(call: _Call) -> bytes:
@@ -491,41 +511,6 @@ def _too_deep(field: str | None) -> TopicsError:
 
 
 # -- limits ----------------------------------------------------------------------------------------
-
-
-def check_key(key: str | None, header_key: str | None) -> str | None:
-    """The valid idempotency key: the body's wins. Raises `invalid_request`."""
-    field = "idempotency_key"
-    if key is None:
-        key, field = header_key, "Idempotency-Key"
-    if key is not None and not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
-        raise invalid(f"{field} must have 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", field)
-    return key
-
-
-def is_per_record(idempotency: bytes) -> bool:
-    """Whether a call's `idempotency` asks for a key for each record. Raises `invalid_request`."""
-    try:
-        sent = _IDEMPOTENCY_DECODER.decode(idempotency)
-    except msgspec.DecodeError:
-        raise invalid("idempotency must be per_record", "idempotency") from None
-    return sent is not None
-
-
-def check_base_key(key: str | None, header_key: str | None, count: int) -> str:
-    """The key that `count` records derive theirs from. Raises `invalid_request`."""
-    field = "idempotency_key" if key is not None else "Idempotency-Key"
-    base = check_key(key, header_key)
-    if base is None:
-        raise invalid("idempotency: per_record needs an idempotency key", "idempotency_key")
-    suffix = f":{count - 1}"
-    if len(base) + len(suffix) > IDEMPOTENCY_KEY_CHARS_MAX:
-        raise invalid(
-            f"{field} and the suffix {suffix} of the last record have more than "
-            f"{IDEMPOTENCY_KEY_CHARS_MAX} characters",
-            field,
-        )
-    return base
 
 
 def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:

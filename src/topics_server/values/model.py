@@ -131,7 +131,7 @@ class LossReason(enum.Enum):
     RESTART = "restart"
 
 
-class TagMatch(msgspec.Struct, frozen=True):
+class TagMatch(msgspec.Struct, frozen=True, gc=False):
     """A delete's predicate on tags (§5): exact, or a literal prefix (an empty prefix: any tag)."""
 
     text: str
@@ -142,6 +142,19 @@ class TagMatch(msgspec.Struct, frozen=True):
         if tag is None:
             return False
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
+
+
+class SentCondition(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The condition of a small write: its `if`, decoded but not checked.
+
+    `none_match`: the JSON of a filter.
+    """
+
+    head_seq: int | None = None
+    none_match: Any = None
+    after: int | None = None
+    exists: bool | None = None
+    epoch: int | None = None
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -240,7 +240,14 @@ async def test_conditions_agree_with_a_plain_list(seed: int) -> None:
             case _:
                 after = rng.choice((0, max(0, head - 1), rng.randrange(head + 1)))
                 tags = {f"k{rng.randrange(6)}" for _ in range(rng.randrange(1, 3))}
-                wanted = AnyOf((tagged(*tags), NodeLeaf(frozenset("n"))))
+                wanted: Filter = tagged(*tags)
+                form = rng.randrange(3)
+                if form == 0:
+                    wanted = AnyOf((wanted, NodeLeaf(frozenset("n"))))
+                elif form == 1:
+                    prefix = rng.choice(("k", "k1", "x"))
+                    wanted = TagLeaf((TagMatch(prefix, is_prefix=True),))
+                    tags = {f"k{n}" for n in range(6) if f"k{n}".startswith(prefix)}
                 hits = [seq for seq, row in model.items() if seq > after and row[0] in tags]
                 condition = Condition(none_match=wanted, after=after)
                 if hits:

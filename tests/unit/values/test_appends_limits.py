@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from topics_server.engine.topic.writes.keyed_records import check_key
 from topics_server.values.appends import (
     AppendLimits,
     DecodedAppend,
-    check_key,
     check_limits,
     of_columns,
 )

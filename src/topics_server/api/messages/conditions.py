@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from topics_server.api.messages.filters import decode_filter
+from topics_server.api.messages.filters import decode_filter, filter_of
 from topics_server.auth.api_keys import READ, WRITE, Caller
 from topics_server.auth.authorize import check_scopes
 from topics_server.engine.filters import AllOf, AnyOf, Filter, Not, TagLeaf
@@ -21,6 +21,7 @@ from topics_server.engine.topic.writes.condition import Condition
 from topics_server.values.appends import decode_json
 from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import CONDITION_BYTES_MAX, U64_MAX
+from topics_server.values.model import SentCondition, TagMatch
 
 IF_MATCH: Final = b"if-match"
 _ABSENT: Final = msgspec.Raw(b"")
@@ -41,8 +42,9 @@ class _Conditional(msgspec.Struct, gc=False):
     if_: msgspec.Raw = msgspec.field(default=_ABSENT, name="if")
 
 
-_NOTHING: Final = Condition()
-_ABSENT_ONLY: Final = Condition(exists=False)
+_BOTH: Final = READ | WRITE
+# A tag of so many characters is within every limit.
+_SHORT_TAG_CHARS: Final = 64
 _IF: Final = msgspec.json.Decoder(_If)
 _CONDITIONAL: Final = msgspec.json.Decoder(_Conditional)
 
@@ -53,19 +55,36 @@ def topic_tag(epoch: int, head_seq: int) -> bytes:
 
 
 def condition_of(
-    sent: bytes | None, headers: Mapping[bytes, bytes], caller: Caller, max_node_bytes: int
+    sent: SentCondition | bytes | None,
+    headers: Mapping[bytes, bytes],
+    caller: Caller,
+    max_node_bytes: int,
 ) -> Condition | None:
     """The condition of a request, from its body's `if` or from its header.
 
     Raises `invalid_request`, and `forbidden` for a filter by a caller that may not read and write.
     """
+    if (
+        isinstance(sent, SentCondition)
+        and isinstance(sent.none_match, str)
+        and sent.exists is sent.epoch is sent.head_seq is None
+        and len(sent.none_match) <= _SHORT_TAG_CHARS
+        and 0 <= (sent.after or 0) <= U64_MAX
+        and caller.scopes & _BOTH == _BOTH
+        and IF_MATCH not in headers
+    ):
+        # One tag, as nearly every condition has it: `decode_condition` in place.
+        tag = TagLeaf((TagMatch(sent.none_match),))
+        return Condition(none_match=tag, after=sent.after or 0)
     condition = None if sent is None else decode_condition(sent, max_node_bytes)
     if IF_MATCH in headers:
         if condition is not None:
             raise invalid("if and If-Match are two conditions; give one", "if")
         condition = _of_header(headers[IF_MATCH])
-    if condition is not None:
-        check_condition_scopes(caller, condition)
+    # `check_condition_scopes` in place.
+    wanted = None if condition is None else condition.none_match
+    if wanted is not None and caller.scopes & _BOTH != _BOTH:
+        check_scopes(caller, _BOTH)
     return condition
 
 
@@ -80,44 +99,61 @@ def condition_of_body(
 def check_condition_scopes(caller: Caller, condition: Condition) -> None:
     """Raise `forbidden` unless the caller may learn whether records match."""
     if condition.none_match is not None:
-        check_scopes(caller, READ | WRITE)
+        check_scopes(caller, _BOTH)
 
 
-def decode_condition(sent: bytes, max_node_bytes: int) -> Condition | None:
+def decode_condition(sent: SentCondition | bytes, max_node_bytes: int) -> Condition | None:
     """The condition of some JSON; None for null. Raises `invalid_request`."""
-    if len(sent) > CONDITION_BYTES_MAX:
+    found: SentCondition | _If
+    if isinstance(sent, SentCondition):
+        found = sent
+    elif len(sent) > CONDITION_BYTES_MAX:
         raise invalid(f"if has over {CONDITION_BYTES_MAX} bytes", "if")
-    if sent == b"null":
+    elif sent == b"null":
         return None
+    else:
+        found = _decode_if(sent)
+    exists, epoch, head_seq, after = found.exists, found.epoch, found.head_seq, found.after
+    if not 0 <= (head_seq or 0) | (after or 0) | (epoch or 0) <= U64_MAX:
+        _check_numbers(found)
+    none_match = None
+    if isinstance(found, _If):
+        none_match = _filter_of(bytes(found.none_match), max_node_bytes)
+    elif found.none_match is not None:
+        none_match = filter_of(found.none_match, max_node_bytes, "if.none_match")
+    if none_match is None:
+        if after is not None:
+            raise invalid("if.after needs if.none_match", "if.after")
+        if exists is None and epoch is None and head_seq is None:
+            raise invalid("if needs one of head_seq, none_match, exists and epoch", "if")
+    elif not isinstance(none_match, TagLeaf) and _has_not(none_match):
+        raise invalid("a condition's filter must not have Not", "if.none_match")
+    if exists is False and (none_match, epoch, head_seq) != (None, None, None):
+        raise invalid(
+            "if.exists: false cannot be combined with other conditions on the topic", "if.exists"
+        )
+    return Condition(exists, epoch, head_seq, none_match, after or 0)
+
+
+def _decode_if(sent: bytes) -> _If:
     try:
-        found = decode_json(_IF, sent)
+        return decode_json(_IF, sent)
     except TopicsError as error:
         field = error.detail.get("field")
         raise invalid(error.message, f"if.{field}" if field else "if") from None
+
+
+def _check_numbers(found: SentCondition | _If) -> None:
     for name in ("head_seq", "after", "epoch"):
         value = getattr(found, name)
         if value is not None and not 0 <= value <= U64_MAX:
             raise invalid(f"if.{name} must be an integer from 0 to {U64_MAX}", f"if.{name}")
-    none_match = _filter_of(bytes(found.none_match), max_node_bytes)
-    if none_match is None and found.after is not None:
-        raise invalid("if.after needs if.none_match", "if.after")
-    condition = Condition(found.exists, found.epoch, found.head_seq, none_match, found.after or 0)
-    if condition == _NOTHING:
-        raise invalid("if needs one of head_seq, none_match, exists and epoch", "if")
-    if found.exists is False and condition != _ABSENT_ONLY:
-        raise invalid(
-            "if.exists: false cannot be combined with other conditions on the topic", "if.exists"
-        )
-    return condition
 
 
 def _filter_of(sent: bytes, max_node_bytes: int) -> Filter | None:
     if sent in (b"", b"null"):
         return None
-    wanted = decode_filter(sent, max_node_bytes, "if.none_match")
-    if not isinstance(wanted, TagLeaf) and _has_not(wanted):
-        raise invalid("a condition's filter must not have Not", "if.none_match")
-    return wanted
+    return decode_filter(sent, max_node_bytes, "if.none_match")
 
 
 def _has_not(wanted: Filter) -> bool:

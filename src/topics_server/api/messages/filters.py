@@ -34,10 +34,21 @@ def decode_filter(sent: bytes | memoryview, max_node_bytes: int, where: str = "f
         value = decode_json(_ANYTHING, bytes(sent))
     except TopicsError as error:
         raise invalid(f"{where} is not JSON: {error.message}", where) from None
+    return filter_of(value, max_node_bytes, where)
+
+
+def filter_of(value: object, max_node_bytes: int, where: str) -> Filter:
+    """The filter of some JSON that was decoded. Raises `invalid_request`."""
+    # One tag, the most frequent filter, in either spelling.
     if isinstance(value, str):
-        # The most frequent one.
         check_tag(value, where)
         return TagLeaf((TagMatch(value),))
+    match value:
+        case ["tag", "Eq", str(tag)]:
+            check_tag(tag, f"{where}[2]")
+            return TagLeaf((TagMatch(tag),))
+        case _:
+            pass
     return _Parser(max_node_bytes).parse(value, where, 1)
 
 

@@ -45,7 +45,7 @@ from topics_server.runtime.clock import monotonic_s
 from topics_server.values.appends import DecodedAppend, decode_append
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
-from topics_server.values.model import ProducerStamp
+from topics_server.values.model import ProducerStamp, SentCondition
 from topics_server.values.query_string import parse_query
 from topics_server.values.record_codecs import with_trace
 
@@ -76,16 +76,21 @@ def _asked_append(
         # The body's key wins over the header's (§0.8).
         key = header_key(headers[b"idempotency-key"])
     check = None
-    if decoded.condition is not None or IF_MATCH in headers:
-        check = _check_of(state, request, decoded.condition)
+    sent = decoded.condition
+    if sent is not None or IF_MATCH in headers:
+        check = _check_of(state, request, sent)
     return _Append(decoded, key, producer, with_seqs, check)
 
 
-def _check_of(state: ServerState, request: Request, sent: bytes | None) -> ConditionCheck | None:
+def _check_of(
+    state: ServerState, request: Request, sent: SentCondition | bytes | None
+) -> ConditionCheck | None:
     """The check of the condition that a request has, if it has one."""
     most = state.settings.max_node_bytes
     condition = condition_of(sent, request.headers, request.caller, most)
-    return None if condition is None else admit(state).check_of(condition)
+    if condition is None:
+        return None
+    return ConditionCheck(condition, admit(state).condition_counts)
 
 
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:

@@ -45,6 +45,7 @@ from topics_server.values.appends import (
 from topics_server.values.blocks import Payloads, ends_in_blocks
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import FRAME_BYTES_MAX
+from topics_server.values.model import SentCondition
 from topics_server.values.record_codecs import MESSAGES_GRAMMAR, decode_messages
 
 _REQUEST: Final = struct.Struct("<Q6I")
@@ -89,6 +90,7 @@ class DecoderError(Exception):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+_encode_json: Final = msgspec.json.Encoder().encode
 _ANSWER: Final[msgspec.msgpack.Decoder[_Columns | _Refusal]] = msgspec.msgpack.Decoder(
     _Columns | _Refusal
 )
@@ -210,6 +212,11 @@ def decoded_of(body: bytes, grammar: int, limits: AppendLimits) -> DecodedAppend
     return decoded
 
 
+def _sent_if(decoded: DecodedAppend) -> bytes | None:
+    sent = decoded.condition
+    return _encode_json(sent) if isinstance(sent, SentCondition) else sent
+
+
 def _answer(body: bytes, grammar: int, limits: AppendLimits) -> Iterator[bytes]:
     """The pieces of a response; at most one block is in memory at a time."""
     try:
@@ -230,7 +237,7 @@ def _answer(body: bytes, grammar: int, limits: AppendLimits) -> Iterator[bytes]:
             config=decoded.config,
             disable_backpressure=decoded.disable_backpressure,
             delays=list(decoded.delays),
-            condition=decoded.condition,
+            condition=_sent_if(decoded),
             idempotency=decoded.idempotency,
         )
     )

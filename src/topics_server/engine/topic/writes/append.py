@@ -15,14 +15,16 @@ from topics_server.engine.topic.stream_facts import stepped
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.delete import apply_floor
-from topics_server.engine.topic.writes.keyed_records import missing_records
+from topics_server.engine.topic.writes.keyed_records import (
+    check_key,
+    is_per_record,
+    missing_records,
+)
 from topics_server.values.appends import (
     PLAIN_GRAMMAR,
     AppendLimits,
     DecodedAppend,
-    check_key,
     check_limits,
-    is_per_record,
 )
 from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.values.errors import invalid

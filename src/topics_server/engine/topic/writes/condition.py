@@ -33,7 +33,7 @@ _LOOKUPS_MAX: Final = 8192
 _INDEXED_ROWS_MIN: Final = 256
 
 
-class Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True, gc=False):
     """What a write demands of its topic; None: nothing.
 
     `none_match`: no live record behind `after` passes. `code`: the error if it does not hold.
@@ -77,20 +77,9 @@ class ConditionCheck:
 
     def __init__(self, condition: Condition, counts: ConditionCounts) -> None:
         self.condition = condition
-        self.found: dict[int, Rows] = {}
         self._counts = counts
+        self.found: dict[int, Rows] = {}
         self._topic: Topic | None = None
-        # Made once a record has to be looked at by itself.
-        self._matcher: Matcher | None = None
-        wanted = condition.none_match
-        self._tags = None if wanted is None else _any_of_tags(wanted)
-        # The tags themselves, if there is no prefix among them.
-        self._exact = None if self._tags is None else _exact(self._tags)
-        # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
-        self._clear_seq = condition.after
-        self._clear_lsn = 0
-        # Nor any of the first so many records staged by the entry behind that.
-        self._clear_count = 0
 
     # -- deciding --------------------------------------------------------------------------
 
@@ -114,8 +103,9 @@ class ConditionCheck:
             raise self._failed(message, _detail(topic, "epoch"))
         if condition.head_seq is not None:
             self._decide_head(topic, log, condition.head_seq)
-        if condition.none_match is not None:
-            self._decide_none(topic, condition.none_match, now_ms)
+        wanted = condition.none_match
+        if wanted is not None and not _is_clear(topic, log, wanted, condition.after):
+            self._decide_none(topic, wanted, now_ms)
         self._counts.met += 1
 
     def _decide_head(self, topic: Topic, log: Log, wanted: int) -> None:
@@ -131,9 +121,7 @@ class ConditionCheck:
     def _decide_none(self, topic: Topic, wanted: Filter, now_ms: int) -> None:
         after = self.condition.after
         if self._topic is not topic:
-            # Segments of a topic that was created again have the ids of the old one's.
-            self._topic, self._clear_seq, self.found = topic, after, {}
-            self._clear_lsn = self._clear_count = 0
+            self._begin(topic, wanted)
         if after > topic.staged_seq:
             message = f"the topic's head is {topic.log.head_seq}, below {after}"
             raise self._failed(message, _detail(topic, "ahead"))
@@ -142,6 +130,22 @@ class ConditionCheck:
             raise self._failed(message, _detail(topic, "trimmed"))
         rows_left = self._search_log(topic, wanted, _ROWS_MAX)
         self._search_staged(topic, wanted, rows_left)
+
+    def _begin(self, topic: Topic, wanted: Filter) -> None:
+        """The first decision that has to search in this topic."""
+        self._topic = topic
+        # Segments of a topic that was created again have the ids of the old one's.
+        self.found = {}
+        # Made once a record has to be looked at by itself.
+        self._matcher: Matcher | None = None
+        self._tags = _any_of_tags(wanted)
+        # The tags themselves, if there is no prefix among them.
+        self._exact = None if self._tags is None else _exact(self._tags)
+        # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
+        self._clear_seq = self.condition.after
+        self._clear_lsn = 0
+        # Nor any of the first so many records staged by the entry behind that.
+        self._clear_count = 0
 
     def _search_log(self, topic: Topic, wanted: Filter, rows_left: int) -> int:
         """Search the visible records; returns how many more may be examined now."""
@@ -255,6 +259,37 @@ class ConditionCheck:
                 if len(wanted) == most:
                     break
         return wanted
+
+
+def _is_clear(topic: Topic, log: Log, wanted: Filter, after: int) -> bool:
+    """Whether a look at the newest block shows that no record behind `after` has the tag.
+
+    The case of nearly every condition, without what the general decision remembers. False: it
+    shows nothing.
+    """
+    if not isinstance(wanted, TagLeaf) or len(wanted.matches) != 1 or not log.runs:
+        return False
+    match, run = wanted.matches[0], log.runs[-1]
+    first_row = after + 1 - run.first_seq
+    if (
+        topic.staging.last_seq
+        or log.holes
+        or topic.config.ttl_ms
+        or after + 1 < log.evict_floor
+        or run.first_seq + len(run.dead) <= log.head_seq
+        or not 0 <= first_row <= len(run.dead) < first_row + _INDEXED_ROWS_MIN
+    ):
+        return False
+    if isinstance(run, OpenBlock):
+        tags = run.tags[first_row:]
+    elif isinstance(run, TailBlock):
+        tags = run.block.tags[first_row:]
+    else:
+        return False
+    if match.is_prefix:
+        text = match.text
+        return not any(tag is not None and tag.startswith(text) for tag in tags)
+    return match.text not in tags
 
 
 def _any_of_tags(wanted: Filter) -> tuple[TagMatch, ...] | None:
