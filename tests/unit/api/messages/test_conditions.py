@@ -58,7 +58,7 @@ ANY = st.one_of(MEMBERS, st.sampled_from((None, 7, "a", [], True)))
 
 def outcome(
     sent: SentCondition | bytes | None, caller: Caller, headers: dict[bytes, bytes]
-) -> Condition | None | tuple[str, str, dict[str, Any]]:
+) -> Condition | tuple[str, str, dict[str, Any]] | None:
     try:
         return condition_of(sent, headers, caller, 128)
     except TopicsError as error:
