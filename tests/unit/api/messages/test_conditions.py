@@ -14,7 +14,7 @@ from topics_server.auth.api_keys import EVERYBODY, READ, WRITE, Caller
 from topics_server.engine.filters import AnyOf, TagLeaf
 from topics_server.engine.topic.writes.condition import Condition
 from topics_server.values.appends import decode_append
-from topics_server.values.errors import TopicsError
+from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import U64_MAX
 from topics_server.values.model import SentCondition, TagMatch
 
@@ -58,7 +58,7 @@ ANY = st.one_of(MEMBERS, st.sampled_from((None, 7, "a", [], True)))
 
 def outcome(
     sent: SentCondition | bytes | None, caller: Caller, headers: dict[bytes, bytes]
-) -> Condition | tuple[str, str, dict[str, Any]] | None:
+) -> Condition | tuple[Code, str, dict[str, Any]] | None:
     try:
         return condition_of(sent, headers, caller, 128)
     except TopicsError as error:

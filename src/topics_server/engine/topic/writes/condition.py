@@ -9,6 +9,7 @@ are searched off the loop (`engine/conditions`). Replay never evaluates a condit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -281,7 +282,7 @@ def _is_clear(topic: Topic, log: Log, wanted: Filter, after: int) -> bool:
     ):
         return False
     if isinstance(run, OpenBlock):
-        tags = run.tags[first_row:]
+        tags: Sequence[str | None] = run.tags[first_row:]
     elif isinstance(run, TailBlock):
         tags = run.block.tags[first_row:]
     else:
