@@ -227,6 +227,7 @@ SECTIONS: Final = (
 # The structs that requests are decoded into, and the section of each field's row.
 SHAPES: Final[dict[str, tuple[Section, ...]]] = {
     "values.appends._PlainBody": (APPEND, CONDITION),
+    "values.appends._SmallBody": (APPEND, CONDITION),
     "values.appends._PlainRecord": (APPEND,),
     "values.appends._Body": (APPEND, CONDITION),
     "values.appends._Record": (APPEND,),
