@@ -48,7 +48,7 @@ logging.getLogger("asyncio").addFilter(_is_not_of_the_machine)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the long files first and the unit tests last, so that all processes are busy to the end.
+    """Run the long files first and the unit tests last, so that both cores are busy to the end.
 
     Every process of a parallel run sorts alike. The tests of a file stay together, in their order.
     """
