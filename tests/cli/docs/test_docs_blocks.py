@@ -49,6 +49,8 @@ NOT_RUN = {
         "topics export 'orders.*'",
     ): "Parquet needs pyarrow; tests/spark/test_docs_blocks.py",
     ("docs/ANALYTICS.md", "read_output"): "needs Spark; tests/spark/test_docs_blocks.py",
+    ("docs/ANALYTICS.md", "topics jobs to_iceberg"): "needs pyiceberg; spark/test_docs_blocks.py",
+    ("docs/ANALYTICS.md", "sqlite_catalog"): "needs pyiceberg; tests/spark/test_docs_blocks.py",
     ("docs/TOUR.md", "./run jobs topic_volume"): "needs Spark; tests/spark/test_docs_blocks.py",
     (
         "docs/PERFORMANCE.md",
