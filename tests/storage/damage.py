@@ -691,7 +691,8 @@ def _compare_topic(name: str, known: Truth, now: Seen, told_head: int | None) ->
     # A cap that was tightened may be enforced only now.
     evicted = [gap for gap in now.gaps if gap.reason is LossReason.CAP]
     lost = [seq for seq in missing if not covers(evicted, seq, seq)]
-    told_before = [gap for gap in truth.gaps if gap.reason is not LossReason.CAP]
+    told_before = [*known.told_before, *truth.gaps]
+    told_before = [gap for gap in told_before if gap.reason is not LossReason.CAP]
     anew = [gap for gap in now.gaps if gap.reason is not LossReason.CAP]
     if lost or _silent(anew, dataclasses.replace(truth, gaps=told_before), truth.head):
         return "told"

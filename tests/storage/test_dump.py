@@ -151,6 +151,13 @@ def test_a_torn_tail_is_information() -> None:
     assert report.problems == []
     assert len(report.infos) == 1
     assert "unfinished write" in report.infos[0]
+    # A start keeps these bytes aside; `verify` finds what would refuse it.
+    kept = f"data/wal/torn/{last}.{report.infos[0].partition(' at ')[2].split()[0]}"
+    disk.put(kept, b"half of them")
+    assert verify(disk, "data", "cold").problems == []
+    disk.fail("open", "eio", path=kept)
+    (problem,) = verify(disk, "data", "cold").problems
+    assert kept in problem
 
 
 def flip_byte(path: str, offset: int) -> Callable[[FakeDisk], None]:
