@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -120,8 +121,16 @@ async def test_refused_seals_have_one_later_attempt_however_many_there_were(
     disk.fail("open", "enospc", path="data/segments/*", times=None)
     later: list[tuple[object, ...]] = []
     loop = asyncio.get_running_loop()
+    original = loop.call_later
+
+    def call_later(delay_s: float, call: Callable[..., object], *args: object) -> object:
+        if call != node.sealer._enqueue_again:
+            return original(delay_s, call, *args)  # a timer of something else
+        later.append(args)
+        return None
+
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "call_later", lambda s, call, *args: later.append(args))
+        patched.setattr(loop, "call_later", call_later)
         for _ in range(5):
             await node.sealer.seal_tails(1)
     assert later == [(topic.topic_id,)]
