@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import accumulate, chain, repeat
 from typing import Final
 
@@ -18,6 +19,7 @@ import msgspec
 from topics_server.values.limits import (
     BLOCK_BYTES_MAX,
     BLOCK_RECORDS_MAX,
+    MIB,
     RECORD_FRAMING_BYTES,
     TRACE_BYTES,
     TRACED_KIND,
@@ -33,6 +35,8 @@ BYTES_MARK: Final = b" "
 # the record would have without it.
 TRACE_MARK: Final = b"\t"
 MARKS: Final = frozenset((BYTES_MARK, TRACE_MARK))
+# Bytes that one copy takes.
+_STEP_BYTES: Final = MIB
 _BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
 _WITHOUT_TRACE: Final = bytes(kind & ~TRACED_KIND for kind in range(256))
 
@@ -232,14 +236,38 @@ def encode_block(block: Block) -> bytes:
     )
 
 
-_Encoded = tuple[int, int, bytes, bytes, bytes, list[str | None], list[str | None], bytes, bytes]
-_DECODER: Final = msgspec.msgpack.Decoder(_Encoded)
+def copy_in_steps(buffer: bytes | memoryview, start: int, end: int) -> bytes:
+    """A range of a buffer. A long one is copied in steps, as one copy of all would hold the
+    interpreter's lock: 60 MB take 20 ms on a quiet machine.
+    """
+    if end - start <= _STEP_BYTES:
+        return bytes(buffer[start:end])
+    view = memoryview(buffer)
+    made = BytesIO()
+    for at in range(start, end, _STEP_BYTES):
+        made.write(view[at : min(end, at + _STEP_BYTES)])
+    return made.getvalue()
+
+
+_Names = list[str | None]
+_Encoded = tuple[int, int, bytes, bytes, bytes, _Names, _Names, bytes, bytes]
+_DECODER: Final[msgspec.msgpack.Decoder[_Encoded]] = msgspec.msgpack.Decoder(_Encoded)
+# Its body is a view of the encoded bytes.
+_LongEncoded = tuple[int, int, bytes, bytes, memoryview, _Names, _Names, bytes, bytes]
+_LONG_DECODER: Final[msgspec.msgpack.Decoder[_LongEncoded]] = msgspec.msgpack.Decoder(_LongEncoded)
+
+
+def _decode(encoded: bytes | memoryview) -> _Encoded:
+    if len(encoded) <= _STEP_BYTES:
+        return _DECODER.decode(encoded)
+    long = _LONG_DECODER.decode(encoded)
+    return (*long[:4], copy_in_steps(long[4], 0, len(long[4])), *long[5:])
 
 
 def decode_block(encoded: bytes | memoryview) -> Block:
     """The block of bytes from `encode_block`. Raises `ValueError` for anything else."""
     try:
-        version, first_seq, times, ends, body, tags, nodes, kinds, hops = _DECODER.decode(encoded)
+        version, first_seq, times, ends, body, tags, nodes, kinds, hops = _decode(encoded)
     except msgspec.DecodeError as error:
         raise ValueError(f"not an encoded block: {error}") from None
     if not _VERSION <= version <= _TRACED_VERSION:

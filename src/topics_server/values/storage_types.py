@@ -83,9 +83,12 @@ JOURNAL_PART: Final = U64_MAX - 3
 
 
 class TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An encoded block of the unsealed tail and its dead flags, one byte a record."""
+    """An encoded block of the unsealed tail and its dead flags, one byte a record.
 
-    block: bytes
+    `block`: of a decoded part a view of the part's bytes, so that a long one is not copied whole.
+    """
+
+    block: memoryview
     dead: bytes
     last_lsn: int
 

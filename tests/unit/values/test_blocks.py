@@ -17,7 +17,7 @@ from topics_server.values.blocks import (
     make_block,
     record_bytes,
 )
-from topics_server.values.limits import RECORD_FRAMING_BYTES
+from topics_server.values.limits import MIB, RECORD_FRAMING_BYTES
 from topics_server.values.model import PayloadKind
 
 TEXTS = st.none() | st.text(max_size=5)
@@ -129,3 +129,19 @@ def test_kinds_and_hops_are_kept_apart() -> None:
         1, array("q", [5] * 3), [b"1"] * 3, metas, [None] * 3, [None] * 3, hops=b"\x00\x03\x02"
     )
     assert (block.kinds, block.hops) == (b"\x00\x02\x00", b"\x00\x03\x02")
+
+
+@pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1, 3 * MIB + 7])
+def test_a_long_block_is_a_copy_and_keeps_nothing_of_its_encoding(size: int) -> None:
+    data = bytes(range(251)) * (size // 251 + 1)
+    encoded = bytearray(encode_block(block_of([(data[:size], b"m", "t", None)])))
+    block = decode_block(memoryview(encoded))
+    encoded[:] = bytes(len(encoded))
+    assert type(block.body) is bytes
+    assert (block.data(0), block.meta(0), block.tags) == (data[:size], b"m", ["t"])
+
+
+def test_a_long_block_that_is_cut_is_refused() -> None:
+    encoded = encode_block(block_of([(b"x" * 2 * MIB, b"", None, None)]))
+    with pytest.raises(ValueError, match="not an encoded block"):
+        decode_block(encoded[:-1])

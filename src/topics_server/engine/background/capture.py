@@ -47,7 +47,10 @@ class Captured:
 
     def encode(self) -> bytes:
         """The part's bytes; touches nothing that changes."""
-        tail = [TailPart(encode_block(block), dead, lsn) for block, dead, lsn in self._tail]
+        tail = [
+            TailPart(memoryview(encode_block(block)), dead, last_lsn)
+            for block, dead, last_lsn in self._tail
+        ]
         return _ENCODER.encode(msgspec.structs.replace(self._part, tail=tail))
 
 

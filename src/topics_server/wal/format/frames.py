@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import enum
 import struct
-from io import BytesIO
 from typing import Final, NamedTuple
 
 import msgspec
 
 from topics_server.values.appends import PLAIN_GRAMMAR
+from topics_server.values.blocks import copy_in_steps
 from topics_server.values.entries import (
     ConsumerDeleted,
     ConsumerMoved,
@@ -56,7 +56,7 @@ from topics_server.values.entries import (
     ViewPut,
 )
 from topics_server.values.errors import Corrupt
-from topics_server.values.limits import FRAME_BYTES_MAX, MIB, TRACEPARENT_BYTES
+from topics_server.values.limits import FRAME_BYTES_MAX, TRACEPARENT_BYTES
 from topics_server.values.model import ProducerStamp, StreamStep
 from topics_server.values.record_codecs import NEWEST_GRAMMAR
 
@@ -73,8 +73,6 @@ _TRACED_FORMAT: Final = 6
 _APPEND_FORMATS: Final = range(_FORMAT, _TRACED_FORMAT + 1)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
-# Bytes of a body that are copied at a time.
-_CUT_BYTES: Final = MIB
 
 assert _FRAME.size == FRAME_HEADER_BYTES
 assert FRAME_BYTES_MAX < 2**32
@@ -351,17 +349,6 @@ def _decode_opening(fields: tuple[int, ...], frame: bytes, position: int) -> Ope
     return Opening(number, end, fields[4])
 
 
-def _cut(buffer: bytes, start: int, end: int) -> bytes:
-    """A body, copied in steps if it is long: one copy of all holds the interpreter's lock."""
-    if end - start <= _CUT_BYTES:
-        return buffer[start:end]
-    view = memoryview(buffer)
-    made = BytesIO()
-    for at in range(start, end, _CUT_BYTES):
-        made.write(view[at : min(end, at + _CUT_BYTES)])
-    return made.getvalue()
-
-
 def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[int, Entry]:
     length, kind, form, extra_length, lsn, topic_id, first_seq, ts, count = fields
     start, end = offset + FRAME_HEADER_BYTES, offset + length
@@ -404,7 +391,7 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             first_seq,
             count,
             ts,
-            _cut(buffer, body_start, end),
+            copy_in_steps(buffer, body_start, end),
             extra.header_key,
             extra.creation,
             extra.floor,
