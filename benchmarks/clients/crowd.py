@@ -11,16 +11,13 @@ look for them), throttled ones, and the time of both. Started by `loader` as
 
 from __future__ import annotations
 
-import gc
 import heapq
-import json
-import os
 import re
 import select
-import sys
 import time
 from typing import Any
 
+from benchmarks.clients.background import answer_jobs
 from benchmarks.clients.load import CHUNK_BYTES, HEAD_BYTES_MAX, Connection, Requests, rank
 
 RETRY_AFTER = re.compile(rb"(?i)retry-after: (\d+)")
@@ -171,21 +168,5 @@ class Crowd:
         }
 
 
-def main() -> None:
-    """Read jobs and write answers until the input ends."""
-    gc.disable()
-    # A real crowd runs on other machines: here it gets only the time that server and urgent writer
-    # leave.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            answer = Crowd(job).run()
-        except Exception as error:
-            answer = {"failed": repr(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answer_jobs(lambda job: Crowd(job).run())

@@ -9,15 +9,13 @@ sent bytes and the refused uploads, and errors: uploads that ended in another wa
 
 from __future__ import annotations
 
-import gc
-import json
-import os
 import re
 import select
 import socket
-import sys
 import time
 from typing import Any
+
+from benchmarks.clients.background import answer_jobs
 
 MISSING_BYTES = 16
 CHUNK = b" " * 262_144
@@ -120,21 +118,5 @@ class Uploads:
         self.live.pop(fd).sock.close()
 
 
-def main() -> None:
-    """Read jobs and write answers until the input ends."""
-    gc.disable()
-    # The clients of such uploads run on other machines: here they get only the time that server
-    # and measured client leave.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            answer = Uploads(job).run()
-        except Exception as error:
-            answer = {"failed": repr(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answer_jobs(lambda job: Uploads(job).run())
