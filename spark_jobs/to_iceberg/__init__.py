@@ -4,5 +4,5 @@
 - `catalogs`: the Iceberg catalog: SQLite in the output folder, or one that pyiceberg is set up for.
 - `days`: makes days of a table equal to the store: removes what was deleted since.
 - `sealed`: the sealed records of a topic from a position on.
-- `tables`: a topic's table: whose it is, how far it is, appends that move the position.
+- `tables`: a topic's table: its owner, its position, appends that move the position.
 """

@@ -1,4 +1,4 @@
-"""One topic's Iceberg table: whose it is, how far it is, and appends that move the position.
+"""One topic's Iceberg table: its owner, its position, and appends that move the position.
 
 The position is in the summary of the snapshot that adds the rows, so one commit of Iceberg changes
 both or neither. A commit names the snapshot that it follows: if another writer was faster, it fails

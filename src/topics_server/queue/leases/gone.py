@@ -1,8 +1,8 @@
 """Deleted jobs that are still in a book, until later calls forget them. Pure.
 
 A delete of a part of a queue may hit more jobs than a turn of the loop can take out of the book's
-tables. Their seqs are found at once, by numpy; who looks at a job asks `has` first. Used by
-`lease_book`.
+tables. Their seqs are found at once, by numpy; a caller that looks at a job asks `has` first. Used
+by `lease_book`.
 """
 
 from __future__ import annotations

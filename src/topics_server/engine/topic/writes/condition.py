@@ -265,8 +265,8 @@ class ConditionCheck:
 def _is_clear(topic: Topic, log: Log, wanted: Filter, after: int) -> bool:
     """Whether a look at the newest block shows that no record behind `after` has the tag.
 
-    The case of nearly every condition, without what the general decision remembers. False: it
-    shows nothing.
+    Nearly every condition is decided so. False: the look decides nothing, and the general decision
+    follows.
     """
     if not isinstance(wanted, TagLeaf) or len(wanted.matches) != 1 or not log.runs:
         return False
