@@ -2,7 +2,8 @@
 
 - `__main__`: the command line.
 - `catalogs`: the Iceberg catalog: SQLite in the output folder, or one that pyiceberg is set up for.
-- `days`: makes days of a table equal to the store: removes what was deleted since.
+- `days`: makes days of a table equal to the store: removes what was deleted since, fills types.
+- `payloads`: types of payloads: the notation of `--schema`, and what a table's column may become.
 - `sealed`: the sealed records of a topic from a position on.
-- `tables`: a topic's table: its owner, its position, appends that move the position.
+- `tables`: a topic's table: its owner, its types, its position, appends that move the position.
 """

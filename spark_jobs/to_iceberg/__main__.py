@@ -47,10 +47,14 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--namespace", default="topics", help="namespace of the tables (topics)")
     parser.add_argument(
+        "--schema", help="fields of the column payload: 'a int, b struct<c: string>'"
+    )
+    parser.add_argument(
         "--rebuild",
         metavar="DAY[..DAY]",
         type=_days,
-        help="afterwards remove what was deleted since from these days (UTC), or from `all`",
+        help="afterwards make these days (UTC), or `all`, equal to the store: without what was "
+        "deleted since, with payloads by the schema",
     )
     parser.add_argument(
         "--rows-per-commit", type=int, default=500_000, help="most rows of a commit (500000)"
@@ -87,9 +91,10 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = {"topics": given.topics, "coldDir": given.cold_dir}
         options = {name: str(value) for name, value in asked.items() if value is not None}
         query = parse_options({"path": str(given.data_dir), **options}).query
+        struct = _struct(given.schema)
         store = outputs.store_id_of(given.data_dir)
         with _catalog(given, store) as catalog:
-            _Run(given, query, catalog, store).all()
+            _Run(given, query, catalog, store, struct).all()
     except (BadOption, outputs.OutputRefused, LakeRefused) as error:
         note(str(error))
         return 2
@@ -97,6 +102,15 @@ def main(words: Sequence[str] | None = None) -> int:
         note(f"{error}; what was committed stays, the next run goes on")
         return 1
     return 0
+
+
+def _struct(schema: str | None) -> Any:
+    """The Arrow struct of a schema. Raises `BadOption`."""
+    if schema is None:
+        return None
+    from spark_jobs.to_iceberg.payloads import parse_schema
+
+    return parse_schema(schema)
 
 
 @contextmanager
@@ -124,6 +138,7 @@ class _Run:
     query: Any
     catalog: Any
     store: str | None
+    struct: Any
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def all(self) -> None:
@@ -155,10 +170,15 @@ class _Run:
             "records": 0,
             "commits": 0,
             "removed": 0,
+            "rebuilt": 0,
         }
         self.tables[name] = done
+        if self.struct is not None:
+            table.widen(self.struct)
+        # Without a schema the table's own fields: a run from cron needs no option for them.
+        struct = table.struct() if self.struct is None else self.struct
         after = table.position()
-        for part in topics.parts(name, after):
+        for part in topics.parts(name, after, struct):
             table.append(part.rows, after, part.position)
             after = part.position
             done["records"] += len(part.rows)
@@ -167,7 +187,9 @@ class _Run:
             first, last = self.given.rebuild
             for day in days_of(table.table):
                 if first <= day <= last:
-                    done["removed"] += rebuild_day(topics, name, table, day)
+                    rebuilt = rebuild_day(topics, name, table, day, struct)
+                    done["removed"] += rebuilt.removed
+                    done["rebuilt"] += rebuilt.is_new
         done["metadata"] = table.table.metadata_location
 
 

@@ -1,19 +1,27 @@
-"""Makes days of a table equal to the store: rows that were deleted since they were added go.
+"""Makes days of a table equal to the store: rows that were deleted since they were added go, and
+typed payloads are filled.
 
-A day is compared by seqs first, so a day without a delete costs no rewrite. Only rows that the
-store could still have are judged: of the current incarnation, not below its floor and not expired.
-The others stay, as the lake keeps what the store has evicted.
+A day is compared first, by seqs and by typed payloads, so a day that is equal costs no rewrite.
+Only rows that the store could still have are judged: of the current incarnation, not below its
+floor and not expired. The others stay, as the lake keeps what the store has evicted.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from spark_jobs.to_iceberg.sealed import DAY_MS, SealedTopics
+from spark_jobs.to_iceberg.sealed import DAY_MS, PAYLOAD, SealedTopics
 from spark_jobs.to_iceberg.tables import TopicTable
 
 _EPOCH_DAY: Final = date(1970, 1, 1)
+
+
+class RebuiltDay(NamedTuple):
+    """What a rebuild did: the rows that it removed, and whether it wrote the day anew."""
+
+    removed: int
+    is_new: bool
 
 
 def days_of(table: Any) -> list[date]:
@@ -27,13 +35,18 @@ def days_of(table: Any) -> list[date]:
     return sorted(found)
 
 
-def rebuild_day(topics: SealedTopics, topic: str, table: TopicTable, day: date) -> int:
-    """Rebuild a topic's day if the store lacks rows of it now; the number of rows removed."""
+def rebuild_day(
+    topics: SealedTopics, topic: str, table: TopicTable, day: date, struct: Any = None
+) -> RebuiltDay:
+    """Rebuild a topic's day if the store lacks rows of it now, or if payloads are other by a
+    struct.
+    """
     from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual, LessThan, LessThanOrEqual
 
-    sealed = topics.day(topic, (day - _EPOCH_DAY).days * DAY_MS, table.position())
+    start_ms = (day - _EPOCH_DAY).days * DAY_MS
+    sealed = topics.day(topic, start_ms, table.position(), struct)
     if sealed is None or sealed.bounds.is_empty:
-        return 0
+        return RebuiltDay(0, is_new=False)
     where = And(
         EqualTo("epoch", sealed.epoch),
         GreaterThanOrEqual("seq", sealed.bounds.first_seq),
@@ -43,12 +56,33 @@ def rebuild_day(topics: SealedTopics, topic: str, table: TopicTable, day: date) 
     )
     known = table.table.scan(row_filter=where, selected_fields=("seq",)).to_arrow()
     if not len(known):
-        return 0
-    live = {seq for rows in sealed.rows() for seq in rows["seq"].to_pylist()}
+        return RebuiltDay(0, is_new=False)
+    live: set[int] = set()
+    is_other = False
+    for rows in sealed.rows():
+        live.update(rows["seq"].to_pylist())
+        is_other = is_other or (struct is not None and _is_other(table, where, rows))
     dead = sum(seq not in live for seq in known["seq"].to_pylist())
-    if dead:
+    if dead or is_other:
         table.replace(where, sealed.rows())
-    return dead
+    return RebuiltDay(dead, is_new=bool(dead) or is_other)
+
+
+def _is_other(table: TopicTable, where: Any, rows: Any) -> bool:
+    """Whether the table has other typed payloads than these rows, which are ascending."""
+    import pyarrow.compute as pc
+    from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
+
+    span = And(
+        GreaterThanOrEqual("seq", rows["seq"][0].as_py()),
+        LessThanOrEqual("seq", rows["seq"][-1].as_py()),
+    )
+    found = table.table.scan(row_filter=And(where, span), selected_fields=("seq", PAYLOAD))
+    known = found.to_arrow().sort_by("seq")
+    known = known.filter(pc.is_in(known["seq"], rows["seq"]))
+    rows = rows.filter(pc.is_in(rows["seq"], known["seq"]))
+    struct = table.struct()
+    return not rows[PAYLOAD].cast(struct).equals(known[PAYLOAD].cast(struct))
 
 
 def _moment(ms: int) -> str:

@@ -1,13 +1,15 @@
 """The sealed records of topics from a position on, as Arrow tables of limited size.
 
 Rows are those of the Spark source: live, not evicted, not expired. A position is the incarnation of
-a topic and the next seq of it.
+a topic and the next seq of it. By a struct of payloads, rows have the column `payload` too: the
+reader's parser, so a payload that does not fit is null there, and `data` has its text.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from spark_jobs.reader.listing import Lister
@@ -16,6 +18,8 @@ from spark_jobs.reader.segments import read_segments
 from topics_server.wal.format.manifest import Manifest
 
 DAY_MS: Final = 86_400_000
+# The column of typed payloads.
+PAYLOAD: Final = "payload"
 # Rows and bytes in memory at which a commit ends.
 ROWS_PER_COMMIT: Final = 500_000
 BYTES_PER_COMMIT: Final = 128 * 2**20
@@ -74,7 +78,7 @@ class SealedTopics:
         """The topic's manifest as of the listing."""
         return self._lister.topics[topic].manifest
 
-    def parts(self, topic: str, after: LakePosition) -> Iterator[Part]:
+    def parts(self, topic: str, after: LakePosition, struct: Any = None) -> Iterator[Part]:
         """Yield what the topic has behind a position. Raises `StorageError`."""
         epoch = self.manifest(topic).epoch
         if epoch < after.epoch:
@@ -92,9 +96,12 @@ class SealedTopics:
             self._note(f"{topic}: seqs {first}..{floor - 1} were evicted before they were read")
         entries = listing.manifest.segments
         end = entries[-1].last_seq + 1 if entries else first
-        yield from self._sized(listing.segments, self._query.narrow_seqs(first, None), epoch, end)
+        query = self._query.narrow_seqs(first, None)
+        yield from self._sized(listing.segments, query, struct, LakePosition(epoch, end))
 
-    def day(self, topic: str, start_ms: int, position: LakePosition) -> SealedDay | None:
+    def day(
+        self, topic: str, start_ms: int, position: LakePosition, struct: Any = None
+    ) -> SealedDay | None:
         """What a day of a table may have of the store: None if the topic is another now."""
         query = self._query.narrow_times(start_ms, start_ms + DAY_MS)
         query = query.narrow_seqs(None, position.next_seq - 1)
@@ -108,12 +115,14 @@ class SealedTopics:
         query = query.narrow_seqs(max(manifest.evict_floor, 1), None).narrow_times(since_ms, None)
 
         def rows() -> Iterator[Any]:
-            parts = self._sized(listing.segments, query, position.epoch, position.next_seq)
+            parts = self._sized(listing.segments, query, struct, position)
             return (part.rows for part in parts)
 
         return SealedDay(query, position.epoch, rows)
 
-    def _sized(self, segments: list[Any], query: Query, epoch: int, end: int) -> Iterator[Part]:
+    def _sized(
+        self, segments: list[Any], query: Query, struct: Any, end: LakePosition
+    ) -> Iterator[Part]:
         """Batches of the segments, joined up to the size of a commit; the last part ends at
         `end`.
         """
@@ -121,16 +130,34 @@ class SealedTopics:
 
         batches: list[Any] = []
         rows = size = 0
-        for batch in read_segments(segments, query):
+        for batch in _read(segments, query, struct):
             for start in range(0, len(batch), self._rows_per_commit):
                 piece = batch.slice(start, self._rows_per_commit)
                 is_full = rows + len(piece) > self._rows_per_commit or size >= BYTES_PER_COMMIT
                 if batches and is_full:
                     table = pa.Table.from_batches(batches)
-                    yield Part(table, LakePosition(epoch, table["seq"][-1].as_py() + 1))
+                    yield Part(table, LakePosition(end.epoch, table["seq"][-1].as_py() + 1))
                     batches, rows, size = [], 0, 0
                 batches.append(piece)
                 rows += len(piece)
                 size += piece.nbytes
         if batches:
-            yield Part(pa.Table.from_batches(batches), LakePosition(epoch, end))
+            yield Part(pa.Table.from_batches(batches), end)
+
+
+def _read(segments: list[Any], query: Query, struct: Any) -> Iterator[Any]:
+    """The batches of segments, with their payloads as a struct if one is given."""
+    if struct is None:
+        yield from read_segments(segments, query)
+        return
+    import numpy as np
+    import pyarrow as pa
+
+    from spark_jobs.reader.payload import typed
+
+    # The kind tells JSON from a text or bytes that look like it.
+    columns = (*query.columns, ("kind", "string"))
+    for batch in read_segments(segments, replace(query, columns=columns)):
+        is_json = np.array([kind == "json" for kind in batch["kind"].to_pylist()], "?")
+        payloads, _ = typed(batch["data"].cast(pa.binary()), is_json, struct)
+        yield batch.drop_columns(["kind"]).append_column(pa.field(PAYLOAD, struct), payloads)

@@ -1,4 +1,4 @@
-"""One topic's Iceberg table: its owner, its position, and appends that move the position.
+"""One topic's Iceberg table: its owner, its types, its position, appends that move the position.
 
 The position is in the summary of the snapshot that adds the rows, so one commit of Iceberg changes
 both or neither. A commit names the snapshot that it follows: if another writer was faster, it fails
@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 from spark_jobs.to_iceberg.catalogs import LakeRefused
-from spark_jobs.to_iceberg.sealed import LakePosition
+from spark_jobs.to_iceberg.sealed import PAYLOAD, LakePosition
 
 VERSION: Final = "1"
 # Properties of a table.
@@ -145,6 +145,33 @@ class TopicTable:
         """The table as of the last commit of this run."""
         return self._table
 
+    # -- types -----------------------------------------------------------------------------------
+
+    def struct(self) -> Any:
+        """The Arrow struct of the typed payloads as far as a schema can have it, or None."""
+        from spark_jobs.to_iceberg.payloads import struct_of
+
+        return struct_of(self._table.schema(), PAYLOAD)
+
+    def widen(self, struct: Any) -> None:
+        """Give the table a column of typed payloads, or more and wider fields in it.
+
+        This is a commit of its own without a snapshot, so it moves no position. Raises
+        `LakeRefused` for a field that cannot have its type.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
+        from spark_jobs.to_iceberg.payloads import check_evolution, column_of
+
+        asked = column_of(PAYLOAD, struct)
+        check_evolution(self._table.schema(), asked, ".".join(self.identifier))
+        try:
+            with self._table.update_schema() as change:
+                change.union_by_name(asked)
+        except CommitFailedException as error:
+            raise self._raced(str(error)) from None
+        self._load()
+
     # -- positions -------------------------------------------------------------------------------
 
     def position(self) -> LakePosition:
@@ -192,16 +219,26 @@ class TopicTable:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
         said = {EPOCH: str(position.epoch), NEXT_SEQ: str(position.next_seq)}
-        schema = arrow_schema()
         try:
             with self._table.transaction() as change:
                 if where is not None:
                     change.delete(where, snapshot_properties=said)
                 for rows in parts:
-                    change.append(rows.cast(schema), snapshot_properties=said)
+                    change.append(self._stored(rows), snapshot_properties=said)
         except (CommitFailedException, ValidationException) as error:
             raise self._raced(str(error)) from None
         self._load()
+
+    def _stored(self, rows: Any) -> Any:
+        """Rows with the types of the table; fields that they lack are null."""
+        import pyarrow as pa
+
+        schema, struct = arrow_schema(), self.struct()
+        if PAYLOAD in rows.column_names:
+            if struct is None:
+                raise self._raced(f"its column {PAYLOAD} went")
+            schema = schema.append(pa.field(PAYLOAD, struct))
+        return rows.cast(schema)
 
     def _raced(self, how: str) -> LakeRaced:
         return LakeRaced(
