@@ -73,6 +73,8 @@ def _is_other(table: TopicTable, where: Any, rows: Any) -> bool:
     import pyarrow.compute as pc
     from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 
+    from spark_jobs.to_iceberg.payloads import as_struct
+
     span = And(
         GreaterThanOrEqual("seq", rows["seq"][0].as_py()),
         LessThanOrEqual("seq", rows["seq"][-1].as_py()),
@@ -82,7 +84,8 @@ def _is_other(table: TopicTable, where: Any, rows: Any) -> bool:
     known = known.filter(pc.is_in(known["seq"], rows["seq"]))
     rows = rows.filter(pc.is_in(rows["seq"], known["seq"]))
     struct = table.struct()
-    return not rows[PAYLOAD].cast(struct).equals(known[PAYLOAD].cast(struct))
+    made, stored = (as_struct(each[PAYLOAD].combine_chunks(), struct) for each in (rows, known))
+    return not made.equals(stored)
 
 
 def _moment(ms: int) -> str:

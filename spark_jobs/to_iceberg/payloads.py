@@ -204,6 +204,23 @@ def _arrow(kind: Any) -> Any:
     return _ARROW.get(type(kind))
 
 
+def as_struct(array: Any, kind: Any) -> Any:
+    """An array of structs as structs of another kind: fields by name, null if they are absent.
+
+    Arrow's own cast does this from pyarrow 19 on.
+    """
+    if not pa.types.is_struct(kind):
+        return array.cast(kind)
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    found = [
+        as_struct(array.field(field.name), field.type)
+        if array.type.get_field_index(field.name) >= 0
+        else pa.nulls(len(array), field.type)
+        for field in fields
+    ]
+    return pa.StructArray.from_arrays(found, fields=fields, mask=array.is_null())
+
+
 def check_evolution(known: Schema, asked: Schema, table: str) -> None:
     """Refuse a schema that a table's columns cannot follow. Raises `LakeRefused`."""
     _check_struct(known.as_struct(), asked.as_struct(), "", table)

@@ -231,14 +231,15 @@ class TopicTable:
 
     def _stored(self, rows: Any) -> Any:
         """Rows with the types of the table; fields that they lack are null."""
-        import pyarrow as pa
+        if PAYLOAD not in rows.column_names:
+            return rows.cast(arrow_schema())
+        from spark_jobs.to_iceberg.payloads import as_struct
 
-        schema, struct = arrow_schema(), self.struct()
-        if PAYLOAD in rows.column_names:
-            if struct is None:
-                raise self._raced(f"its column {PAYLOAD} went")
-            schema = schema.append(pa.field(PAYLOAD, struct))
-        return rows.cast(schema)
+        struct = self.struct()
+        if struct is None:
+            raise self._raced(f"its column {PAYLOAD} went")
+        payloads = as_struct(rows[PAYLOAD].combine_chunks(), struct)
+        return rows.drop_columns([PAYLOAD]).cast(arrow_schema()).append_column(PAYLOAD, payloads)
 
     def _raced(self, how: str) -> LakeRaced:
         return LakeRaced(

@@ -19,7 +19,13 @@ from pyiceberg.types import DateType, IntegerType, NestedField, StringType, Stru
 from spark_jobs.reader.query import BadOption
 from spark_jobs.to_iceberg.__main__ import main
 from spark_jobs.to_iceberg.catalogs import LakeRefused, sqlite_catalog
-from spark_jobs.to_iceberg.payloads import check_evolution, column_of, parse_schema, struct_of
+from spark_jobs.to_iceberg.payloads import (
+    as_struct,
+    check_evolution,
+    column_of,
+    parse_schema,
+    struct_of,
+)
 from spark_jobs.to_iceberg.sealed import LakePosition
 from spark_jobs.to_iceberg.tables import LakeRaced, TopicTable, arrow_schema
 from tests.contract.driver import ROOT, Server, good
@@ -296,6 +302,25 @@ def test_the_notation_is_that_of_spark() -> None:
 def test_a_schema_that_cannot_be_is_refused(schema: str, said: str) -> None:
     with pytest.raises(BadOption, match=said):
         parse_schema(schema)
+
+
+def test_structs_become_structs_of_other_fields() -> None:
+    """Also slices, whose first row is not the first of their fields; absent structs stay absent."""
+    rows = [{"a": 1, "s": {"x": "a"}}, None, {"a": None, "s": None}, {"a": 3, "s": {"x": None}}]
+    array = pa.array(rows, parse_schema("a int, s struct<x: string>"))
+    kind = parse_schema("s struct<y: array<int>, x: string>, b boolean, a bigint")
+    wanted = [
+        {"s": {"y": None, "x": "a"}, "b": None, "a": 1},
+        None,
+        {"s": None, "b": None, "a": None},
+        {"s": {"y": None, "x": None}, "b": None, "a": 3},
+    ]
+    for start in range(5):
+        made = as_struct(array.slice(start), kind)
+        made.validate(full=True)
+        assert (made.type, made.to_pylist()) == (kind, wanted[start:])
+    narrow = as_struct(array.slice(1), parse_schema("s struct<x: string>"))
+    assert narrow.to_pylist() == [None, {"s": None}, {"s": {"x": None}}]
 
 
 def test_fields_of_other_writers_are_left_alone() -> None:
