@@ -1,8 +1,9 @@
 """Types of payloads: the notation of `--schema`, and what a table's column may become. Pure.
 
 Iceberg has no integers of 8 and 16 bits, so `tinyint` and `smallint` are `int`. Names have no dot
-and differ in more than their case: engines write paths with dots, and many ignore case. Arrays hold
-no structs: pyiceberg 0.12 writes an absent array of structs as an empty one.
+and differ in more than their case: engines write paths with dots, and many ignore case. They also
+differ in data files, where pyiceberg writes `y z` as `y_x20z`. Arrays hold no structs: pyiceberg
+0.12 writes an absent array of structs as an empty one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 import pyarrow as pa
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.types import (
     BooleanType,
     DoubleType,
@@ -122,7 +123,10 @@ def _struct(tokens: _Tokens, depth: int) -> Any:
             raise BadOption("--schema: no field can be NOT NULL, any may be missing")
     twin = _twin(field.name for field in fields)
     if twin is not None:
-        raise BadOption(f"--schema: a field is named twice (case does not count): {twin!r}")
+        raise BadOption(
+            "--schema: a field is named twice (case does not count, and data files have signs as "
+            f"their codes, a blank as _x20): {twin!r}"
+        )
     return pa.struct(fields)
 
 
@@ -152,12 +156,13 @@ def _array(tokens: _Tokens, depth: int) -> Any:
 
 
 def _twin(names: Iterable[str]) -> str | None:
-    """The first name that equals an earlier one but for its case."""
+    """The first name that equals an earlier one but for its case, as data files have them."""
     seen: set[str] = set()
     for name in names:
-        if name.lower() in seen:
+        stored = make_compatible_name(name).lower()
+        if stored in seen:
             return name
-        seen.add(name.lower())
+        seen.add(stored)
     return None
 
 
@@ -235,8 +240,8 @@ def _check_struct(known: Any, asked: Any, path: str, table: str) -> None:
     twin = _twin((*fields, *new))
     if twin is not None:
         raise LakeRefused(
-            f"{table}: field {path}{twin} differs from one of the table only in its case; many "
-            "engines take them for one"
+            f"{table}: field {path}{twin} differs from one of the table only in its case, or is "
+            "the same in data files; many engines take them for one"
         )
 
 
