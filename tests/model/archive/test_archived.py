@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.model.archive.archived import Archived, Faulty, at_time, inject, patient
+from tests.model.archive.archived import ARCHIVE, Archived, Faulty, at_time, inject, patient
+from tests.storage.fake_disk import FakeDisk
+from topics_server.archive.continuous.format import part_name
+from topics_server.archive.continuous.history import ArchiveHistory
+from topics_server.archive.continuous.moments import Moments, RestorePoint
+from topics_server.archive.continuous.places.shared_folder import SharedFolder
+from topics_server.archive.continuous.restoring import restore_moment
+from topics_server.values.errors import Corrupt
 from topics_server.values.model import Durability, TopicConfig, TopicType
 
 
@@ -128,3 +137,49 @@ def shown(made: Archived) -> object:
     assert queue is not None
     consumer = made.store.consumer("a", "c")
     return queue.in_flight, queue.ready, consumer.seq
+
+
+class Counted(SharedFolder):
+    """A folder that counts how often each object is read."""
+
+    reads: Counter[str]
+
+    def read(self, name: str) -> Iterator[bytes]:
+        self.reads[name] += 1
+        return super().read(name)
+
+
+def test_a_part_is_read_for_its_facts_and_for_its_entries() -> None:
+    """Not more often: from a bucket each of these is a download."""
+    made = Archived(7, archive_base_interval_ms=10**9)
+    with made.world.life(7):
+        made.start()
+        made.world.run(made.put_topics())
+        for _ in range(18):
+            made.world.run(made.load(2))
+            made.world.run(made.settle())
+        made.world.crash("kill")
+        disk = made.world.disk
+        store = Counted.open(disk, ARCHIVE)
+        points: list[RestorePoint] = []
+
+        def find(moments: Moments) -> RestorePoint:
+            points.append(moments.newest())
+            return points[0]
+
+        store.reads = Counter()
+        restore_moment(disk, store, "restored", find)
+        needed = points[0].needed
+        reads = [store.reads[part_name(part.number)] for part in needed]
+        assert len(needed) >= 16
+        # The first one is found by halving; the newest tells the cut, its base, and known seqs.
+        more = len(needed).bit_length() + 4
+        assert 2 * len(needed) <= sum(reads) <= 2 * len(needed) + more, reads
+        history = ArchiveHistory(store)
+        newest = needed[-1]
+        for other in (newest._replace(body_xxh3="0" * 16), newest._replace(first_lsn=1)):
+            with pytest.raises(Corrupt, match="is another part than before"):
+                history.entries_of(other)
+        store.delete(part_name(needed[3].number))
+        with pytest.raises(Corrupt, match="is missing"):
+            restore_moment(FakeDisk.of(disk.image()), store, "again", lambda moments: points[0])

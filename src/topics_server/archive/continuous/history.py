@@ -7,7 +7,7 @@ A part never changes, so reading needs no lock. Called by `shipper`, `bases`, `m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from topics_server.archive.continuous.format import (
     PARTS,
@@ -26,6 +26,29 @@ from topics_server.archive.continuous.format import (
 from topics_server.archive.object_store import ObjectStore, read_whole
 from topics_server.values.entries import Entry
 from topics_server.values.errors import Corrupt, NotThere
+
+
+class NeededPart(NamedTuple):
+    """What a restore keeps of a part's facts, of which there may be tens of thousands."""
+
+    number: int
+    run: int
+    first_lsn: int
+    last_lsn: int
+    frames_bytes: int
+    body_xxh3: str
+
+    @classmethod
+    def of(cls, facts: PartFacts) -> NeededPart:
+        """That of a part."""
+        return cls(
+            facts.number,
+            facts.run,
+            facts.first_lsn,
+            facts.last_lsn,
+            facts.frames_bytes,
+            facts.body_xxh3,
+        )
 
 
 class ArchiveHistory:
@@ -115,6 +138,16 @@ class ArchiveHistory:
             raise Corrupt(f"is part {facts.number}", self.path_of(number))
         return facts, entries, content
 
+    def entries_of(self, needed: NeededPart) -> list[tuple[int, Entry]]:
+        """The entries of a part. Raises `Corrupt`, also if it is not the one that is needed."""
+        try:
+            facts, entries, _ = self.part(needed.number)
+        except NotThere:
+            raise Corrupt("is missing", self.path_of(needed.number)) from None
+        if NeededPart.of(facts) != needed:
+            raise Corrupt("is another part than before", self.path_of(needed.number))
+        return entries
+
     # -- moments -------------------------------------------------------------------------------
 
     def last_part(self, numbers: list[int], is_within: Callable[[PartFacts], bool]) -> int | None:
@@ -128,8 +161,8 @@ class ArchiveHistory:
                 high = middle
         return numbers[low - 1] if low else None
 
-    def needed_parts(self, stretch: int, base_lsn: int, last: int) -> Iterator[PartFacts]:
-        """The parts of a stretch with entries behind a base, up to a part.
+    def needed_parts(self, stretch: int, base_lsn: int, last: int) -> Iterator[NeededPart]:
+        """The parts of a stretch with entries behind a base, up to a part. Reads each of them.
 
         Raises `Corrupt` at one that is missing or does not continue the one before it.
         """
@@ -144,7 +177,7 @@ class ArchiveHistory:
             if facts.stretch != stretch or not follows:
                 raise Corrupt("does not continue the part before it", self.path_of(number))
             lsn = facts.last_lsn
-            yield facts
+            yield NeededPart.of(facts)
 
     def first_behind(self, stretch: int, base_lsn: int, last: int) -> int:
         """The first part of a stretch that may have entries behind an lsn: by halving.

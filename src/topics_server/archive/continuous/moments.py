@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from topics_server.archive.continuous.bases import ArchiveBase
-from topics_server.archive.continuous.history import ArchiveHistory
+from topics_server.archive.continuous.history import ArchiveHistory, NeededPart
 from topics_server.values.entries import RESERVED_ID_MIN, Entry, RecordsAppended, TopicPut
 from topics_server.values.errors import Corrupt, StartRefused
 from topics_server.values.storage_types import EPOCHS_PART, JOURNAL_PART
@@ -22,12 +22,16 @@ from topics_server.wal.snapshots.parts import decode_part
 
 
 class RestorePoint(NamedTuple):
-    """A cut: its base, the newest part that it needs (0: none), and its lsn and time."""
+    """A cut: its base, its part, its lsn and time, and the parts between the base and it.
+
+    `part`: 0 at a base, which needs none.
+    """
 
     base: ArchiveBase
     part: int
     lsn: int
     ts_ms: int
+    needed: tuple[NeededPart, ...] = ()
 
 
 class Moments:
@@ -116,13 +120,12 @@ class Moments:
             if base.stretch != stretch or base.last_lsn > lsn:
                 continue
             try:
-                for _ in self._history.needed_parts(stretch, base.last_lsn, number):
-                    pass
+                needed = tuple(self._history.needed_parts(stretch, base.last_lsn, number))
             except Corrupt as error:
                 # An older base would need the same parts.
                 reason = str(error)
                 break
-            return RestorePoint(base, number, lsn, ts_ms)
+            return RestorePoint(base, number, lsn, ts_ms, needed)
         raise self._refused(reason, ts_ms)
 
     def _following(self, number: int | None) -> int | None:

@@ -90,10 +90,9 @@ def _restored(
     known = _known(history, bases, point, skipped)
     base = point.base
     needed, run = needed_bytes(base.backup.facts), base.backup.facts.run
-    if point.part:
-        for facts in history.needed_parts(base.stretch, base.last_lsn, point.part):
-            needed += facts.frames_bytes
-            run = max(run, facts.run)
+    for part in point.needed:
+        needed += part.frames_bytes
+        run = max(run, part.run)
     dropped: dict[int, str] = {}
     if is_wanted is not None:
         names = names_of(base)
@@ -160,11 +159,9 @@ def _entries(
 
 def _part_entries(history: ArchiveHistory, point: RestorePoint) -> Iterator[tuple[int, Entry]]:
     """The entries behind the base, up to the cut. Raises `Corrupt`."""
-    if not point.part:
-        return
     last_lsn = point.base.last_lsn
-    for facts in history.needed_parts(point.base.stretch, last_lsn, point.part):
-        for lsn, entry in history.part(facts.number)[1]:
+    for part in point.needed:
+        for lsn, entry in history.entries_of(part):
             if lsn > point.lsn:
                 return
             if lsn > last_lsn:
