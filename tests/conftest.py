@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.loops import StrictLoop
+
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
@@ -58,12 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
+def anyio_backend() -> tuple[str, dict[str, object]]:
     """Tests marked `anyio` run on asyncio, the only supported loop, in debug mode.
 
     Debug mode refuses calls into the loop from another thread, which could corrupt state.
     """
-    return "asyncio", {"debug": True}
+    return "asyncio", {"debug": True, "loop_factory": StrictLoop}
 
 
 @pytest.hookimpl(wrapper=True)
