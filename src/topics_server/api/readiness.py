@@ -13,6 +13,7 @@ import asyncio
 from typing import Final
 
 from topics_server.api.context import ServerState, StorePort
+from topics_server.api.messages.accept import accept_weights
 from topics_server.api.request import Request
 from topics_server.api.request_body import ClientGoneError
 from topics_server.auth.api_keys import Key
@@ -71,24 +72,11 @@ def check_accepts_stream(accept: bytes | None) -> None:
     """
     if accept is None or not accept.strip():
         return
-    weights: dict[bytes, bool] = {}
-    for offer in accept.split(b","):
-        kind, _, parameters = offer.partition(b";")
-        weights[kind.strip().lower()] = not _is_excluded(parameters)
-    if not next((weights[kind] for kind in _STREAM_TYPES if kind in weights), False):
+    weights = accept_weights(accept)
+    if not next((weights[kind] for kind in _STREAM_TYPES if kind in weights), 0.0):
         raise TopicsError(
             Code.NOT_ACCEPTABLE, "the answer is an event stream; send Accept: text/event-stream"
         )
-
-
-def _is_excluded(parameters: bytes) -> bool:
-    """Whether a weight of zero stands among the parameters: `q=0`, `q=0.000`."""
-    for parameter in parameters.split(b";"):
-        name, _, value = parameter.partition(b"=")
-        if name.strip().lower() == b"q":
-            value = value.strip()
-            return value[:1] == b"0" and not value.strip(b"0.")
-    return False
 
 
 def admit(state: ServerState) -> StorePort:

@@ -100,10 +100,11 @@ class BackwardRequest(msgspec.Struct, frozen=True):
 class BackwardPage(msgspec.Struct, frozen=True):
     """A read of one topic from a cursor down. The pieces ascend; callers show them reversed.
 
-    Every seq from `next_before_seq` up was examined.
+    Every seq from `next_before_seq` up to `before_seq`, where the page began, was examined.
     """
 
     pieces: list[Piece]
+    before_seq: int
     next_before_seq: int
     head_seq: int
     earliest_seq: int

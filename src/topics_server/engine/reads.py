@@ -129,6 +129,7 @@ class Reads:
                 log = topic.log
                 return BackwardPage(
                     pieces=page.pieces,
+                    before_seq=asked.before_seq,
                     next_before_seq=plan.next_before_seq,
                     head_seq=log.head_seq,
                     earliest_seq=topic.earliest_seq(now_ms),

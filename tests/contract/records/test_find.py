@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, Json, eventually, good, refused, seqs_of
 
 TAGS = ("k0", "k1", "k2", None)
@@ -132,7 +133,8 @@ def test_one_record(api: Api, filled: str) -> None:
 
 def test_a_closed_range_is_validated_by_its_etag(api: Api, filled: str) -> None:
     at = f"/v0/topics/{filled}/records"
-    for query in ("limit=4", "order=desc&before_seq=9&limit=4", "until=1", "tag=k1&limit=2"):
+    descending = "order=desc&before_seq=9&limit=4"
+    for query in ("limit=4", descending, "until=1", "order=desc&until=1", "tag=k1&limit=2"):
         first = api.http.get(f"{at}?{query}")
         assert first.headers["cache-control"] == "private, no-cache"
         known = {"if-none-match": first.headers["etag"]}
@@ -184,6 +186,44 @@ def test_pages_of_lines_and_of_json_vary_by_accept(api: Api, filled: str) -> Non
         for accept in ("application/json", "application/x-ndjson"):
             answer = api.http.get(f"{at}?{query}", headers={"accept": accept})
             assert "accept" in answer.headers["vary"].replace(" ", "").lower().split(",")
+
+
+@pytest.mark.parametrize("path", ["records?limit=2", "records?limit=1&order=desc&before_seq=3"])
+def test_a_store_begun_anew_does_not_validate_pages_of_another(own: NewServer, path: str) -> None:
+    """Its first topic has the same id, epoch and seqs; nothing else tells its records apart."""
+    answers = []
+    for data in (1, 2):
+        server = own()
+        http = server.start().http
+        good(http.post("/v0/topics/t", json={"records": [{"data": data}] * 3}))
+        known = {"if-none-match": ", ".join(each.headers["etag"] for each in answers)}
+        for target in (path, "records/2"):
+            answer = http.get(f"/v0/topics/t/{target}", headers=known if answers else {})
+            assert answer.status_code == 200, target
+            answers.append(answer)
+        server.stop()
+    assert len({each.headers["etag"] for each in answers}) == 4
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_lines"),
+    [
+        ("application/x-ndjson", True),
+        ("application/json, application/x-ndjson", True),
+        ("*/*;q=0.1, application/jsonl;q=0.2", True),
+        ("application/json, application/x-ndjson;q=0.9", False),
+        ("application/json, application/x-ndjson;q=0", False),
+        ("application/x-ndjson;q=0", False),
+        ("application/x-ndjson-seq", False),
+        ("text/html, */*", False),
+    ],
+)
+def test_lines_are_for_clients_that_like_them(
+    api: Api, filled: str, accept: str, is_lines: bool
+) -> None:
+    answer = api.http.get(f"/v0/topics/{filled}/records?limit=1", headers={"accept": accept})
+    kind = "application/x-ndjson" if is_lines else "application/json"
+    assert answer.headers["content-type"] == kind
 
 
 def test_an_open_range_is_never_stored(api: Api, filled: str) -> None:

@@ -95,6 +95,9 @@ def test_a_ticket_opens_its_stream_again_and_again(own: NewServer) -> None:
     assert answer["ticket_ttl_ms"] == 3_600_000
     url = answer["stream_url"]
     assert url == f"/v0/topics/t.a/live?tag=x&last=5&ticket={answer['ticket']}"
+    # A client that asks with the URL that it has gets a new ticket, and no other proof beside it.
+    renewed = good(server.api.http.post(f"{url}&token=root&%74icket=x", headers=key))
+    assert renewed["stream_url"] == url.replace(answer["ticket"], renewed["ticket"])
     last_id = None
     for number in range(3):
         stream = follow(server.api, url, last_id)

@@ -7,6 +7,9 @@ stream's URL; the answer has the URL with the ticket. Called through the route t
 
 from __future__ import annotations
 
+from typing import Final
+from urllib.parse import unquote_plus
+
 from topics_server.api.context import ServerState
 from topics_server.api.live.requests import LiveRequest, decode_live
 from topics_server.api.live.stream import LiveStream
@@ -18,6 +21,8 @@ from topics_server.auth.api_keys import READ, WRITE
 from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.auth.live_tickets import LIVE_TICKET_TTL_MS, issue, subscription_of
 from topics_server.runtime.clock import now_ms
+
+_PROOFS: Final = ("ticket", "token")
 
 
 async def stream(state: ServerState, request: Request) -> Answer:
@@ -49,7 +54,7 @@ def issue_ticket(state: ServerState, request: Request) -> Response:
     if key is not None:
         subscription = subscription_of(request.name, request.query)
         ticket = issue(key, subscription, now_ms())
-        query = f"{query}&ticket={ticket}" if query else f"ticket={ticket}"
+        query = "&".join((*_without_proof(query), f"ticket={ticket}"))
         fields = {"ticket": ticket, "ticket_ttl_ms": LIVE_TICKET_TTL_MS}
     url = f"{path}?{query}" if query else path
     return Response(200, render_json({"stream_url": url, **fields}, request.elapsed_ms()))
@@ -65,6 +70,12 @@ def _decoded(state: ServerState, request: Request, last_id: bytes | None) -> Liv
     for prefix in sent.prefixes:
         check_name(request.caller, prefix, "prefix")
     return sent
+
+
+def _without_proof(query: str) -> list[str]:
+    """The parts of a query that do not say who asks: an older ticket would count, not the new."""
+    parts = query.split("&") if query else []
+    return [part for part in parts if unquote_plus(part.partition("=")[0]) not in _PROOFS]
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:

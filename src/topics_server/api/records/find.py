@@ -13,6 +13,7 @@ import orjson
 import xxhash
 
 from topics_server.api.context import ServerState, StorePort
+from topics_server.api.messages.accept import accept_weights
 from topics_server.api.messages.responses import page_performance, render_tombstone
 from topics_server.api.readiness import admit
 from topics_server.api.records.find_requests import RecordsRequest, decode_records, seq_of
@@ -30,6 +31,7 @@ from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.limits import PAGE_BYTES_MAX, SEQ_MAX
 
 NDJSON: Final = b"application/x-ndjson"
+_LINE_TYPES: Final = (NDJSON, b"application/ndjson", b"application/jsonl")
 _VARY: Final = (b"vary", b"accept")
 _OPEN: Final[Headers] = ((b"cache-control", b"no-store"), _VARY)
 _Parts = list[bytes | memoryview]
@@ -84,12 +86,11 @@ async def _backward(
     *,
     as_lines: bool,
 ) -> Response:
-    below = asked.backward
-    page = await store.read_backward(request.name, below, asked.forward.filter)
+    page = await store.read_backward(request.name, asked.backward, asked.forward.filter)
     headers = _OPEN
-    if below.before_seq <= page.head_seq:
-        mark = store.range_mark(request.name, page.next_before_seq, below.before_seq - 1)
-        reach = (page.next_before_seq, below.before_seq, page.is_complete)
+    if page.before_seq <= page.head_seq:
+        mark = store.range_mark(request.name, page.next_before_seq, page.before_seq - 1)
+        reach = (page.next_before_seq, page.before_seq, page.is_complete)
         tag = _etag(request, mark, (*reach, *_ends(page.pieces), as_lines))
         headers = (*_closed(tag), _VARY)
         if _has(request, tag):
@@ -137,12 +138,22 @@ def _lag(page: Page | BackwardPage) -> int:
     return page.head_seq - page.next_from_seq if isinstance(page, Page) else 0
 
 
-def _ends(pieces: Sequence[Piece]) -> tuple[int, int]:
-    """The first and the last seq of a page's records; a start or an end in time moves them."""
+def _ends(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """The seqs and the times of a page's first and last record.
+
+    A start or an end in time moves the seqs. A store that was restored or begun anew may give the
+    same seqs to other records, at another time.
+    """
     if not pieces:
-        return 0, 0
+        return ()
     first, last = pieces[0], pieces[-1]
-    return first.block.first_seq + first.rows[0], last.block.first_seq + last.rows[-1]
+    row, last_row = first.rows[0], last.rows[-1]
+    return (
+        first.block.first_seq + row,
+        first.block.times[row],
+        last.block.first_seq + last_row,
+        last.block.times[last_row],
+    )
 
 
 def _each(pieces: Iterable[Piece], shown: int, cache: JsonCache) -> Iterable[bytes | memoryview]:
@@ -162,11 +173,12 @@ async def get_record(state: ServerState, request: Request) -> Response:
     found = None if page is None else _record_of(page, seq)
     if page is None or found is None:
         raise _no_record(request.name, seq, page)
-    # Weak: the head of the topic is told too. Nor is it a tag for If-Match.
-    tag = b'W/"%d-%d"' % (page.epoch, seq)
+    block, row = found.block, found.rows[0]
+    # Weak: the head of the topic is told too. Nor is it a tag for If-Match. The time tells apart
+    # the records of a store that was restored or begun anew.
+    tag = b'W/"%d-%d-%d"' % (page.epoch, seq, block.times[row])
     if _has(request, tag):
         return Response(304, b"", _closed(tag))
-    block, row = found.block, found.rows[0]
     record = b"".join(state.json_cache.slices(block, (row,), TAGS | META | DATA))
     body = b'{"topic":"%b","record":%b,"epoch":%d,"head_seq":%d,"performance":%b}' % (
         request.name.encode("ascii"),
@@ -198,9 +210,10 @@ def _no_record(name: str, seq: int, page: Page | None) -> TopicsError:
 
 
 def _prefers_lines(request: Request) -> bool:
-    """Whether the client accepts lines of JSON."""
-    accept = request.headers.get(b"accept", b"").lower()
-    return any(kind in accept for kind in (NDJSON, b"application/ndjson", b"application/jsonl"))
+    """Whether the client names lines of JSON, and likes them no less than a JSON page."""
+    weights = accept_weights(request.headers.get(b"accept", b""))
+    lines = max(weights.get(kind, 0.0) for kind in _LINE_TYPES)
+    return lines > 0 and lines >= weights.get(b"application/json", 0.0)
 
 
 def _closed(tag: bytes) -> Headers:
