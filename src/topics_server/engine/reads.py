@@ -55,7 +55,9 @@ class Reads:
         while True:
             topic, now_ms = self._read_by(name)
             if request.start is not None:
-                request = await self._placed(topic, request, now_ms)
+                placed = await self._placed(topic, request, now_ms)
+                if self._registry.get(topic.topic_id) is topic:
+                    request = placed
                 continue  # the topic may have changed meanwhile
             upto_seq = _upto_seq(topic, request, now_ms)
             if search is not None:
@@ -171,7 +173,7 @@ class Reads:
             if plan.unsearched:
                 assert search is not None
                 if not await self._fetcher.search(topic, plan.unsearched, search):
-                    raise topic_not_found(topic.name)
+                    return upto_seq  # dropped: whoever asks looks for its successor
                 continue
             count -= len(plan.seqs)
             if count <= 0:
@@ -184,9 +186,11 @@ class Reads:
 
     async def cursor_of(self, name: str, request: ReadRequest) -> int:
         """The cursor at which a read of the topic begins now."""
-        topic = self._registry.existing(name)
-        placed = await self._placed(topic, request, self._clock.now_ms())
-        return placed.from_seq
+        while True:
+            topic = self._registry.existing(name)
+            placed = await self._placed(topic, request, self._clock.now_ms())
+            if self._registry.get(topic.topic_id) is topic:
+                return placed.from_seq
 
     async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
         """The page of a plan, read from disk where it has to be; None: plan it again."""

@@ -261,6 +261,27 @@ async def test_topics_beyond_the_limit_are_left_out(live: Sockets) -> None:
     assert (made(frames), datas(frames)) == ([("orders.4", 1)], [4])
 
 
+async def test_a_topic_that_comes_again_without_a_place_is_told_as_left_out(live: Sockets) -> None:
+    for number in range(1, MOST + 1):
+        await live.append(f"orders.{number}", number)
+    peer = await live.peer()
+    await peer.ask(op="subscribe", prefixes=ORDERS)
+    await until_data(peer, MOST)
+    await live.append("orders.0", 0)
+    assert (await peer.until("error"))["detail"]["topics"] == ["orders.0"]
+    # The client hears of all this at once. The place of the last goes to the first in name order.
+    peer.room.clear()
+    await live.append("orders.1", 1)
+    last = f"orders.{MOST}"
+    await live.drop(last)
+    await live.append(last, MOST)
+    await settle()
+    peer.room.set()
+    frames = await until_pong(peer)
+    told = [frame["detail"]["topics"] for frame in frames if frame["op"] == "error"]
+    assert (made(frames), told) == ([("orders.0", 1)], [[last]])
+
+
 async def test_a_client_that_does_not_read_is_told_of_few_topics(live: Sockets) -> None:
     peer = await live.peer()
     for number in range(MOST):

@@ -76,6 +76,26 @@ for _what, _path in PATHS.items():
             ),
         )
 
+# --- conditions -----------------------------------------------------------------------------------
+
+for _what, _method, _headers, _sent in (
+    ("create", "PUT", (TEXT,), b""),
+    ("append", "POST", (TEXT,), b"x"),
+    ("close", "POST", ("Stream-Closed: true",), b""),
+    ("delete", "DELETE", (), b""),
+):
+    for _tag in ("*", '"1-1"', ""):
+        _add(
+            f"{_what}: If-Match: {_tag}",
+            _row(
+                _method,
+                f"{MOUNT}/{{s}}",
+                _sent,
+                headers=(*_headers, f"If-Match: {_tag}"),
+                where="If-Match",
+            ),
+        )
+
 # --- creating -------------------------------------------------------------------------------------
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from tests.unit.engine.rig import Rig
 from topics_server.engine.answers import Moment, ReadRequest, ReadStart
 from topics_server.engine.filters import TagLeaf
+from topics_server.engine.read.filtered import Search
+from topics_server.engine.topic.topic import Topic
 from topics_server.values.limits import PAGE_BYTES_MAX
 from topics_server.values.model import TagMatch
 
@@ -54,3 +57,28 @@ async def test_an_open_range_is_waited_for() -> None:
     page = await reading
     assert page.next_from_seq == 9
     assert not page.is_empty
+
+
+@pytest.mark.parametrize("count", [3, 40])
+async def test_a_topic_made_again_while_its_start_is_looked_up_has_a_start_of_its_own(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last records of the old one are at seqs that mean nothing in the new one."""
+    rig = Rig()
+    await rig.append("t", *range(24), tag="rare")
+    await rig.sealer.seal_topics(["t"])
+    fetcher = rig.store.reads._fetcher
+    search = fetcher.search
+
+    async def meanwhile(topic: Topic, segment_ids: Sequence[int], wanted: Search) -> bool:
+        monkeypatch.undo()
+        await rig.store.drop_topic("t", if_empty=False)
+        await rig.append("t", *range(count), tag="rare")
+        return await search(topic, segment_ids, wanted)
+
+    monkeypatch.setattr(fetcher, "search", meanwhile)
+    asked = ReadRequest(0, 10, PAGE_BYTES_MAX, filter=RARE, start=ReadStart(last=2))
+    page = await rig.store.read("t", asked)
+    assert page.gap is None
+    seqs = [piece.block.first_seq + row for piece in page.pieces for row in piece.rows]
+    assert seqs == [count - 1, count]

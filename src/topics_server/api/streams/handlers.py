@@ -44,6 +44,7 @@ from topics_server.api.streams.pages import (
 from topics_server.api.streams.request_headers import (
     ReadAsked,
     append_asked,
+    check_unconditional,
     closes,
     create_asked,
     read_asked,
@@ -141,6 +142,7 @@ async def _append_slowly(state: ServerState, request: Request) -> Response:
         return _appended(done, 200 if is_counted else 204)
     if not closes(request.headers):
         raise invalid("an append needs a body; Stream-Closed: true alone closes the stream")
+    check_unconditional(request.headers)
     producer = stamp_of(request.headers)
     await _turn(state, request)
     return _appended(await streams.close(request.name, producer), 204)
@@ -156,7 +158,9 @@ def _appended(done: StreamAppended, status: int) -> Response:
 
 async def delete(state: ServerState, request: Request) -> Response:
     """`DELETE {mount}/{path}`: drop a stream with everything in it."""
-    await _admitted(state).delete(request.name)
+    streams = _admitted(state)
+    check_unconditional(request.headers)
+    await streams.delete(request.name)
     return Response(204, b"")
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from topics_server.api.messages.conditions import IF_MATCH
 from topics_server.api.messages.path_names import stream_source_of
 from topics_server.api.messages.producer_headers import stamp_of
 from topics_server.api.messages.requests import header_key
@@ -69,8 +70,18 @@ class ReadAsked(msgspec.Struct, frozen=True):
     cursor: int | None
 
 
+def check_unconditional(headers: Headers) -> None:
+    """Refuse a write with `If-Match`: streams have none, and it must not count as met.
+
+    Raises `invalid_request`.
+    """
+    if IF_MATCH in headers:
+        raise invalid("streams take no If-Match; writes of the topic under /v0 do", "If-Match")
+
+
 def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
     """Decode a PUT. Raises `invalid_request`."""
+    check_unconditional(headers)
     ttl = headers.get(b"stream-ttl")
     expires_at = headers.get(b"stream-expires-at")
     if ttl is not None and expires_at is not None:
@@ -90,6 +101,7 @@ def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
 
 def append_asked(headers: Headers) -> AppendAsked:
     """Decode a POST with a body. Raises `invalid_request`."""
+    check_unconditional(headers)
     if not headers.get(b"content-type", b"").strip():
         raise invalid("an append must have the stream's Content-Type", "Content-Type")
     content_type = _type_of(headers)

@@ -186,6 +186,8 @@ class GrowingTopics:
         self.left_out.clear()
         for other in self.matching(self.cursors, 1):
             self.created(other)
+        # It may have come again before its end was told, and another one has its place.
+        self.created(name)
 
     def renew_id(self) -> None:
         """The cursors have changed: ids have their positions from now on."""
@@ -197,7 +199,9 @@ class GrowingTopics:
 
     def _tell_created(self, cursor: Cursor) -> None:
         assert self._stream is not None
-        created = topic_created(cursor.name, cursor.epoch)
+        # The cursor may be that of an earlier topic of the name, which the client knows.
+        view = self._dispatcher.resolve(cursor.name)
+        created = topic_created(cursor.name, cursor.epoch if view is None else view.epoch)
         self._stream.push(b"id: %b\n%b" % (self.id_of(), created))
 
     def _tell_left_out(self, names: Sequence[str]) -> None:

@@ -413,6 +413,8 @@ class Connection:
         self._stream.unfollow(name)
         self._prefixes.brought.discard(name)
         self._prefixes.fill()
+        # It may have come again before its end was told, and another one has its place.
+        self._prefixes.created(name)
 
     # --- publishing ---------------------------------------------------------------------------
 
