@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import httpx
 import pytest
 
 from tests.contract.conftest import NewServer
@@ -191,7 +192,7 @@ def test_pages_of_lines_and_of_json_vary_by_accept(api: Api, filled: str) -> Non
 @pytest.mark.parametrize("path", ["records?limit=2", "records?limit=1&order=desc&before_seq=3"])
 def test_a_store_begun_anew_does_not_validate_pages_of_another(own: NewServer, path: str) -> None:
     """Its first topic has the same id, epoch and seqs; nothing else tells its records apart."""
-    answers = []
+    answers: list[httpx.Response] = []
     for data in (1, 2):
         server = own()
         http = server.start().http
