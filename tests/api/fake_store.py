@@ -174,6 +174,10 @@ class FakeStore:
         """Refuse: no test of a fake validates a range."""
         raise AssertionError(name)
 
+    def dead_slots(self, name: str) -> tuple[int, int]:
+        """Refuse: no test of a fake validates a range."""
+        raise AssertionError(name)
+
     async def read(self, name: str, request: ReadRequest) -> Page:
         self.last_read = request
         page = self._page(self._topic(name), request)

@@ -242,6 +242,10 @@ class StorePort(Protocol):
         """What tells two states of a range of seqs apart."""
         ...
 
+    def dead_slots(self, name: str) -> tuple[int, int]:
+        """The topic of a name and its seqs without a record: another when one is lost."""
+        ...
+
     def check_of(self, condition: Condition) -> ConditionCheck:
         """The check of a write with this condition."""
         ...

@@ -235,6 +235,11 @@ class Reads:
         live = _live_count(log, first_seq, min(last_seq, log.head_seq))
         return RangeMark(topic.topic_id, topic.epoch, topic.earliest_seq(now_ms), live)
 
+    def dead_slots(self, name: str) -> tuple[int, int]:
+        """The topic of a name and its seqs without a record: another when one is lost."""
+        topic = self._registry.existing(name)
+        return topic.topic_id, topic.log.head_seq - topic.log.live_count
+
     def drain(self) -> None:
         """The server is going down: whoever waits for records is answered now."""
         self.is_draining = True

@@ -79,6 +79,7 @@ class Store:
         )
         self.resident_rows = reads.resident_rows
         self.read_backward, self.range_mark = reads.read_backward, reads.range_mark
+        self.dead_slots = reads.dead_slots
         self.cursor_of = reads.cursor_of
         self.upto_seq = reads.upto_seq
         self.complete, self.resident, self.drain = reads.complete, reads.resident, reads.drain

@@ -46,6 +46,7 @@ async def list_records(state: ServerState, request: Request) -> Response:
     as_lines = _prefers_lines(request)
     if asked.is_descending:
         return await _backward(state, store, request, asked, as_lines=as_lines)
+    before = store.dead_slots(request.name)
     reading = store.read(request.name, asked.forward)
     page = await (held_by(request, reading) if asked.forward.wait_ms else reading)
     bound = store.upto_seq(request.name, asked.forward)
@@ -57,9 +58,10 @@ async def list_records(state: ServerState, request: Request) -> Response:
         mark = store.range_mark(request.name, min(first, page.next_from_seq), page.next_from_seq)
         shape = (first, page.next_from_seq, is_complete, *_ends(page.pieces), as_lines)
         tag = _etag(request, mark, shape)
-        headers = (*_closed(tag), _VARY)
-        if _has(request, tag):
-            return Response(304, b"", headers)
+        if _is_current(store, request.name, before, page, mark):
+            headers = (*_closed(tag), _VARY)
+            if _has(request, tag):
+                return Response(304, b"", headers)
     facts: dict[str, object] = {
         "next_from_seq": page.next_from_seq,
         "head_seq": page.head_seq,
@@ -86,15 +88,17 @@ async def _backward(
     *,
     as_lines: bool,
 ) -> Response:
+    before = store.dead_slots(request.name)
     page = await store.read_backward(request.name, asked.backward, asked.forward.filter)
     headers = _OPEN
     if page.before_seq <= page.head_seq:
         mark = store.range_mark(request.name, page.next_before_seq, page.before_seq - 1)
         reach = (page.next_before_seq, page.before_seq, page.is_complete)
         tag = _etag(request, mark, (*reach, *_ends(page.pieces), as_lines))
-        headers = (*_closed(tag), _VARY)
-        if _has(request, tag):
-            return Response(304, b"", headers)
+        if _is_current(store, request.name, before, page, mark):
+            headers = (*_closed(tag), _VARY)
+            if _has(request, tag):
+                return Response(304, b"", headers)
     facts: dict[str, object] = {
         "next_before_seq": page.next_before_seq,
         "head_seq": page.head_seq,
@@ -103,6 +107,17 @@ async def _backward(
     }
     records = list(_each(page.pieces, asked.shown, state.json_cache))[::-1]
     return _answer(state, request, page, records, facts, headers, as_lines=as_lines)
+
+
+def _is_current(
+    store: StorePort, name: str, before: tuple[int, int], page: Page | BackwardPage, mark: RangeMark
+) -> bool:
+    """Whether the page is of the state that the mark tells.
+
+    Blocks may have come from the disk since it was planned. With the tag of a later state it would
+    be validated for good, with records that were deleted meanwhile.
+    """
+    return store.dead_slots(name) == before and page.earliest_seq == mark.earliest_seq
 
 
 def _answer(
