@@ -124,7 +124,7 @@ def fields(kind: dict[str, Any]) -> str:
     return ", ".join(f"`{name}`: {each}" for name, each in named)
 
 
-@pytest.mark.parametrize("seed", (5, 6))
+@pytest.mark.parametrize("seed", [5, 6])
 def test_rows_are_those_of_the_schemas_that_were(seed: int, server: Server, tmp_path: Path) -> None:
     """Added, left out, wider and moved fields; runs without a schema; rebuilds; deletes."""
     rng, out, api = random.Random(seed), tmp_path / "out", server.start()
