@@ -10,6 +10,7 @@ import contextlib
 import http.server
 import json
 import select
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -363,11 +364,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True  # the client has disconnected
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """Does not print that a client has reset its connection: a test may read what is printed."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[str, FakeQueue]]:
     """The fake server's URL and state, while it runs."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     queue = server.queue = FakeQueue()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
