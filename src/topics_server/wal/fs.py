@@ -215,6 +215,9 @@ class OsFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File.pwritev`."""
+        if len(buffers) == 1:
+            self.pwrite(buffers[0], offset)
+            return
         try:
             for first in range(0, len(buffers), _VECTORS_MAX):
                 part = buffers[first : first + _VECTORS_MAX]

@@ -125,14 +125,15 @@ class Log:
     def run_at(self, seq: int) -> int:
         """Index of the first run that ends at `seq` or later; the number of runs if none does."""
         runs = self.runs
-        # Followers of a topic ask for its end.
-        at_end = runs and runs[-1].first_seq <= seq
-        index = len(runs) if at_end else bisect_right(runs, seq, key=_FIRST)
-        if index:
-            run = runs[index - 1]
-            if run.first_seq + len(run.dead) > seq:
-                return index - 1
-        return index
+        if not runs:
+            return 0
+        # Queues ask for the front of a topic, followers for its end.
+        front = runs[0]
+        if seq < front.first_seq + len(front.dead):
+            return 0
+        index = len(runs) if runs[-1].first_seq <= seq else bisect_right(runs, seq, key=_FIRST)
+        run = runs[index - 1]
+        return index - 1 if seq < run.first_seq + len(run.dead) else index
 
     def next_live(self, seq: int) -> int:
         """The first live seq at or above `seq`; `head_seq + 1` if there is none."""

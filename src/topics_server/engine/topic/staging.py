@@ -141,6 +141,9 @@ class Staging:
             self._controls += staged.is_control
             self.last_seq, self.last_ts = staged.last_seq, entry.ts
             floor = entry.floor
+        elif isinstance(entry, RecordsDeleted):
+            self._note_delete(entry, is_staged=True)
+            return
         else:
             self._note(staged, 1)
             floor = staged.floor
@@ -159,6 +162,9 @@ class Staging:
             self._controls -= staged.is_control
             if staged.last_seq == self.last_seq:
                 self.last_seq = self.last_ts = 0
+        elif isinstance(staged.entry, RecordsDeleted):
+            self._note_delete(staged.entry, is_staged=False)
+            return staged
         else:
             self._note(staged, -1)
         for highest in (self._floors, self._ceilings):

@@ -2,8 +2,8 @@
 
 A client sends the same head again and again. The same bytes mean the same, so a request whose head
 is known is not parsed: its body begins behind the head, and is as long as the head says. Many
-clients send head and body one after the other: the connection waits a moment for the body. Heads
-are kept by keyed digests, because one may hold a key. One instance for each door; `http/connection`
+clients send head and body one after the other: the connection waits a moment for the body. A head
+that may hold a key is kept by its keyed digest only. One instance for each door; `http/connection`
 asks it between two requests, and gives it what the parser read.
 """
 
@@ -22,22 +22,25 @@ _HEAD_BYTES_MAX: Final = KIB
 # Heads that are known; beyond, all are forgotten.
 _HEADS_MAX: Final = 4096
 _END: Final = b"\r\n\r\n"
+# A head that names this field, in any case, may hold a key.
+_OF_KEYS: Final = b"authorization"
 # A known head waits so long for its body before it is parsed, seconds.
 _BODY_AWAITED_S: Final = 0.01
 
 
 class KnownHeads:
-    """Direct calls by the digests of their heads."""
+    """Direct calls by their heads, or by the digests of heads that may hold a key."""
 
-    __slots__ = ("_calls", "_secret")
+    __slots__ = ("_by_digest", "_by_head", "_secret")
 
     def __init__(self) -> None:
-        self._calls: dict[bytes, DirectCall] = {}
+        self._by_head: dict[bytes, DirectCall] = {}
+        self._by_digest: dict[bytes, DirectCall] = {}
         self._secret = random_id(32).encode("ascii")
 
     def __len__(self) -> int:
         """How many heads are known."""
-        return len(self._calls)
+        return len(self._by_head) + len(self._by_digest)
 
     def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
         """Serve `data` if it is one whole request with a known head; else nothing is done.
@@ -45,9 +48,14 @@ class KnownHeads:
         A known head without anything of its body is held back by the connection.
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
-        call = self._calls.get(blake2b(data[:end], digest_size=16, key=self._secret).digest())
+        head = data[:end]
+        call = self._by_head.get(head)
         if call is None:
-            return False
+            if not self._by_digest:
+                return False
+            call = self._by_digest.get(self._digest(head))
+            if call is None:
+                return False
         if len(data) == end + call.length:
             return call.serve(connection, data[end:])
         if len(data) == end:
@@ -63,14 +71,21 @@ class KnownHeads:
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         if end >= len(_END) and len(data) == end + length and length == call.length:
-            if len(self._calls) >= _HEADS_MAX:
-                self._calls.clear()
-            digest = blake2b(data[:end], digest_size=16, key=self._secret).digest()
-            self._calls[digest] = call
+            if len(self) >= _HEADS_MAX:
+                self.clear()
+            head = data[:end]
+            if _OF_KEYS in head.lower():
+                self._by_digest[self._digest(head)] = call
+            else:
+                self._by_head[head] = call
+
+    def _digest(self, head: bytes) -> bytes:
+        return blake2b(head, digest_size=16, key=self._secret).digest()
 
     def clear(self) -> None:
         """Forget all: what was found may not hold any more."""
-        self._calls.clear()
+        self._by_head.clear()
+        self._by_digest.clear()
 
 
 class EarlyHead:

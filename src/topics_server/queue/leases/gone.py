@@ -28,18 +28,19 @@ def among(seqs: Seqs, known: Seqs) -> npt.NDArray[np.bool_]:
 
 
 class Gone:
-    """Seqs in ascending order; those before `_at` are forgotten, and the `_early` ones, too."""
+    """Seqs in ascending order; those before `_at` are forgotten, and the `_early` ones, too.
 
-    __slots__ = ("_at", "_early", "_seqs")
+    `count`: how many jobs are deleted and still in the book. Mostly none are, and each call on a
+    queue asks, so it is kept and not computed.
+    """
+
+    __slots__ = ("_at", "_early", "_seqs", "count")
 
     def __init__(self) -> None:
         self._seqs = array("Q")
         self._at = 0
         self._early: set[int] = set()
-
-    def __len__(self) -> int:
-        """How many jobs are deleted and still in the book."""
-        return len(self._seqs) - self._at - len(self._early)
+        self.count = 0
 
     def __bool__(self) -> bool:
         """Whether there may be some."""
@@ -54,6 +55,10 @@ class Gone:
         seqs = np.sort(seqs)
         self.clear()
         self._seqs.frombytes(seqs.tobytes())
+        self._recount()
+
+    def _recount(self) -> None:
+        self.count = len(self._seqs) - self._at - len(self._early)
 
     def has(self, seq: int) -> bool:
         """Whether the job is deleted."""
@@ -63,6 +68,7 @@ class Gone:
     def note(self, seqs: Iterable[int]) -> None:
         """The book forgets these jobs now."""
         self._early.update(seq for seq in seqs if self.has(seq))
+        self._recount()
 
     def take(self, limit: int) -> list[int]:
         """The next jobs that the book has to forget."""
@@ -70,6 +76,7 @@ class Gone:
         self._at += len(seqs)
         if self:
             self._early.difference_update(seqs)
+            self._recount()
         else:
             self.clear()
         return seqs
@@ -78,3 +85,4 @@ class Gone:
         """The book has none of them any more."""
         self._seqs, self._at = array("Q"), 0
         self._early = set()
+        self.count = 0

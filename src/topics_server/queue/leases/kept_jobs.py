@@ -44,7 +44,7 @@ class KeptJobs:
 
     @property
     def _delayed(self) -> int:
-        unclaimed = len(self.unclaimed.delayed_until) - len(self._gone_delayed)
+        unclaimed = len(self.unclaimed.delayed_until) - self._gone_delayed.count
         return self._places.resting.count + max(0, unclaimed)
 
     def forget(self, first_seq: int, last_seq: int) -> None:
@@ -95,7 +95,7 @@ class KeptJobs:
 
     def _forget_gone(self, seqs: Iterable[int]) -> None:
         """Forget those of these jobs that are deleted."""
-        if self._gone:
+        if self._gone.count:
             self.forget_seqs([seq for seq in seqs if self._gone.has(seq)])
 
     def _forget_all(self) -> None:
@@ -110,7 +110,7 @@ class KeptJobs:
 
     def forget_seqs(self, seqs: Iterable[int]) -> None:
         """`forget` of exact seqs."""
-        if self._gone or self._gone_delayed:
+        if self._gone.count or self._gone_delayed.count:
             seqs = list(seqs)
             self._gone.note(seqs)
             self._gone_delayed.note(seqs)

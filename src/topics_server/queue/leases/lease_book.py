@@ -302,22 +302,24 @@ class LeaseBook(KeptJobs):
     def counts(self, now_ms: int, live: LiveJobs) -> Counts:
         """The gauges as of now."""
         self._advance(now_ms, live)
-        in_flight = self.in_flight(now_ms)
-        return Counts(
-            self.ready(live), in_flight, self._delayed, self._moving_count, self.dead_lettered
-        )
+        # `ready` and `in_flight` of one moment.
+        taken, delayed, moving = self._taken, self._delayed, self._moving_count
+        ready = max(0, live.count - max(0, taken) - delayed)
+        return Counts(ready, max(0, taken - moving), delayed, moving, self.dead_lettered)
 
     def ready(self, live: LiveJobs) -> int:
         """How many jobs can be claimed; the book has just been asked for the same moment."""
-        taken = self._places.leased.count + self._busy_count - len(self._gone)
         # Damage removes records without an entry: a damaged job counts until the book meets it.
-        return max(0, live.count - max(0, taken) - self._delayed)
+        return max(0, live.count - max(0, self._taken) - self._delayed)
 
     def in_flight(self, now_ms: int) -> int:
         """Unexpired leases and busy jobs."""
         self._advance(now_ms, None)
-        taken = self._places.leased.count + self._busy_count - len(self._gone)
-        return max(0, taken - self._moving_count)
+        return max(0, self._taken - self._moving_count)
+
+    @property
+    def _taken(self) -> int:
+        return self._places.leased.count + self._busy_count - self._gone.count
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """The time, after now, at which the next job becomes claimable."""
@@ -437,7 +439,7 @@ class LeaseBook(KeptJobs):
 
     def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
         """Move jobs whose time has come to where they belong."""
-        if self._gone:
+        if self._gone.count:
             self._forget_gone(list(self._places.due(now_ms)))
         self._places.advance(now_ms)
         if self.unclaimed.delayed_until:

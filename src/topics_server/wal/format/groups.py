@@ -34,7 +34,7 @@ import xxhash
 
 from topics_server.values.entries import Entry
 from topics_server.values.errors import StartRefused
-from topics_server.values.limits import FRAME_BYTES_MAX, GROUP_BYTES_MAX, MIB
+from topics_server.values.limits import FRAME_BYTES_MAX, GROUP_BYTES_MAX, KIB, MIB
 from topics_server.wal.format.frames import (
     FRAME_HEADER_BYTES,
     Opening,
@@ -59,6 +59,8 @@ _GROUP_FULL: Final = struct.Struct("<4sIIIQQ")
 _U64: Final = struct.Struct("<Q")
 _MASK: Final = 2**64 - 1
 _HASHED_BYTES: Final = 4 * MIB
+# Up to this length, copying a group twice is cheaper than hashing and writing it in pieces.
+_COPIED_BYTES_MAX: Final = 4 * KIB
 # An odd constant spreads positions over the seed.
 _SPREAD: Final = 0x9E3779B97F4A7C15
 
@@ -167,15 +169,19 @@ def encode_group(
     position: int,
     synced_bytes: int,
 ) -> list[bytes]:
-    """Header, frames and padding as buffers for one write at `position`."""
+    """Header, frames and padding as buffers for one write at `position`; one buffer if small."""
     assert position % ALIGNMENT == 0
     assert synced_bytes <= position
     length = (GROUP_HEADER_BYTES + frames_bytes + 7) & ~7
     head = _GROUP.pack(GROUP_MAGIC, length, frame_count, 0, synced_bytes)
-    hasher = xxhash.xxh3_64(head, seed=(file_id ^ (position * _SPREAD)) & _MASK)
+    seed = (file_id ^ (position * _SPREAD)) & _MASK
+    padding = bytes(length - GROUP_HEADER_BYTES - frames_bytes)
+    if length <= _COPIED_BYTES_MAX:
+        checksum = xxhash.xxh3_64_intdigest(b"".join((head, *buffers, padding)), seed)
+        return [b"".join((head, _U64.pack(checksum), *buffers, padding))]
+    hasher = xxhash.xxh3_64(head, seed=seed)
     for buffer in buffers:
         hasher.update(buffer)
-    padding = bytes(length - GROUP_HEADER_BYTES - frames_bytes)
     hasher.update(padding)
     return [head + _U64.pack(hasher.intdigest()), *buffers, padding]
 

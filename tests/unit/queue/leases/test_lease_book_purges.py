@@ -173,13 +173,13 @@ def test_the_deleted_jobs_of_a_book() -> None:
     assert not gone
     gone.add(np.array([9, 3, 5], np.uint64))
     gone.note([5, 6])
-    assert (len(gone), gone.has(3), gone.has(4)) == (2, True, False)
+    assert (gone.count, gone.has(3), gone.has(4)) == (2, True, False)
     assert gone.take(1) == [3]
-    assert (len(gone), gone.has(3)) == (1, False)
+    assert (gone.count, gone.has(3)) == (1, False)
     gone.add(np.array([1, 9], np.uint64))
-    assert (len(gone), gone.has(5)) == (2, False), "what was forgotten before does not come back"
+    assert (gone.count, gone.has(5)) == (2, False), "what was forgotten before does not come back"
     assert gone.take(5) == [1, 9]
-    assert (len(gone), bool(gone)) == (0, False)
+    assert (gone.count, bool(gone)) == (0, False)
 
 
 def _leased(jobs: int) -> Desk:
