@@ -49,6 +49,8 @@ from topics_server.values.entries import LeasesExtended, LeasesReleased
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.model import TagMatch, TopicConfig, TopicType
 
+# A member of an enum costs a lookup, and every claim and ack asks.
+_QUEUE: Final = TopicType.QUEUE
 # Loop turns that a disconnect takes to reach a waiting claim: one that came before the jobs did is
 # seen, so that they are released and not leased to a client that is gone.
 _NOTICE_TURNS: Final = 4
@@ -398,7 +400,7 @@ class QueueService:
         return self._queue_of(name, self._store.topic(name))
 
     def _queue_of(self, name: str, topic: Topic) -> tuple[Topic, LeaseBook]:
-        if topic.config.type is not TopicType.QUEUE:
+        if topic.config.type is not _QUEUE:
             raise not_a_queue(name)
         book = self._lease_table.find(topic.topic_id)
         assert book is not None, "a queue has a book"

@@ -37,6 +37,8 @@ CACHED_BYTES_MIN: Final = 65_536
 _ENTRY_BYTES: Final = 512
 
 _encode: Final = msgspec.json.Encoder().encode
+# A member of an enum costs a lookup.
+_JSON: Final = PayloadKind.JSON
 
 
 class JsonBlock(msgspec.Struct, frozen=True, gc=False):
@@ -74,7 +76,7 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     count, row_count = len(rows), len(block.times)
     if count == 1:
         return [_render_row(block, rows[0], shown).decode("latin-1")]
-    if block.kinds.count(PayloadKind.JSON) != row_count:
+    if block.kinds.count(_JSON) != row_count:
         return [_render_row(block, row, shown).decode("latin-1") for row in rows]
     first, last = rows[0], rows[-1]
     is_stretch = last - first + 1 == count
@@ -108,7 +110,7 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
 def _render_row(block: Block, row: int, shown: int) -> bytes:
     """One object by itself."""
     node, tag = block.nodes[row], block.tags[row]
-    if block.kinds[row] == PayloadKind.JSON:
+    if block.kinds[row] == _JSON:
         kind, trace, data, meta = b"", b"", block.data(row), block.meta(row)
     else:
         payload = payload_of(block, row)
@@ -141,7 +143,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
 def payload_of(block: Block, row: int) -> Payload:
     """The payload of a row: the bytes that were sent, or the base64 of a bytes record."""
     data, meta = block.data(row), block.meta(row)
-    if block.kinds[row] == PayloadKind.JSON:
+    if block.kinds[row] == _JSON:
         return Payload(data, meta)
     return marked_payload(data, meta)
 

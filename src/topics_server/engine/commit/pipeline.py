@@ -13,7 +13,7 @@ journal (progress) and by `engine/background/recovery` (replay). Loop thread onl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,6 +27,12 @@ from topics_server.values.entries import RESERVED_ID_MIN, Entry, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate, TopicType
 from topics_server.values.storage_types import ShardProgress
+
+# On the hottest path: a member of an enum costs a lookup.
+_NO_GATE: Final = Gate.NONE
+_WRITTEN: Final = Gate.WRITTEN
+_SYNCED: Final = Gate.SYNCED
+_QUEUE: Final = TopicType.QUEUE
 
 DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
@@ -187,8 +193,8 @@ class CommitPipeline:
         if shard in self.read_only_shards:
             raise read_only_error(shard)
         lsn = self._next_lsn
-        if gate is not Gate.NONE:
-            self._journal.submit(lsn, entry, shard=shard, urgent=urgent, sync=gate is Gate.SYNCED)
+        if gate is not _NO_GATE:
+            self._journal.submit(lsn, entry, shard=shard, urgent=urgent, sync=gate is _SYNCED)
         self._next_lsn = lsn + 1
         ticket = Ticket(lsn, entry, gate, owner)
         owner.stage(lsn, entry)
@@ -196,10 +202,10 @@ class CommitPipeline:
         if fifo is None:
             fifo = self._fifos[entry.topic_id] = deque()
         fifo.append(ticket)
-        if gate is Gate.NONE:
+        if gate is _NO_GATE:
             ticket.met = True
-            self._drain([fifo])
-        elif gate is Gate.WRITTEN:
+            self._drain([ticket])
+        elif gate is _WRITTEN:
             self._unwritten[shard].append(ticket)
         else:
             self._unsynced[shard].append(ticket)
@@ -207,33 +213,31 @@ class CommitPipeline:
 
     def on_progress(self, progress: ShardProgress) -> None:
         """Meet gates up to the shard's watermarks; undo what failed."""
-        shard = progress.shard
-        assert progress.synced_lsn <= progress.written_lsn
-        is_synced_further = progress.synced_lsn > self._synced_lsn[shard]
-        self._synced_lsn[shard] = max(self._synced_lsn[shard], progress.synced_lsn)
-        touched: dict[int, deque[Ticket]] = {}
-        for waiting, lsn in (
-            (self._unwritten[shard], progress.written_lsn),
-            (self._unsynced[shard], progress.synced_lsn),
-        ):
-            while waiting and waiting[0].lsn <= lsn:
-                ticket = waiting.popleft()
-                ticket.met = True
-                ticket.write_ms = progress.write_ms
-                ticket.sync_ms = progress.sync_ms if ticket.gate is Gate.SYNCED else 0.0
-                topic_id = ticket.entry.topic_id
-                fifo = self._fifos.get(topic_id)
-                if fifo is not None:
-                    touched[topic_id] = fifo
+        shard, written_lsn, synced_lsn = progress.shard, progress.written_lsn, progress.synced_lsn
+        assert synced_lsn <= written_lsn
+        is_synced_further = synced_lsn > self._synced_lsn[shard]
+        if is_synced_further:
+            self._synced_lsn[shard] = synced_lsn
+        met: list[Ticket] = []
+        waiting, write_ms = self._unwritten[shard], progress.write_ms
+        while waiting and waiting[0].lsn <= written_lsn:
+            ticket = waiting.popleft()
+            ticket.met, ticket.write_ms = True, write_ms
+            met.append(ticket)
+        waiting = self._unsynced[shard]
+        while waiting and waiting[0].lsn <= synced_lsn:
+            ticket = waiting.popleft()
+            ticket.met, ticket.write_ms, ticket.sync_ms = True, write_ms, progress.sync_ms
+            met.append(ticket)
         if progress.failed_from is not None:
             self._fail(shard, progress.failed_from, progress.error or READ_ONLY)
-        self._drain(touched.values())
+        self._drain(met)
         if is_synced_further:
             for callback in self.on_synced:
                 callback()
 
-    def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
-        """Apply every met front, resolve the tickets, then notify each changed topic once.
+    def _drain(self, met: Sequence[Ticket]) -> None:
+        """Apply every front that these have met, resolve, then notify each changed topic once.
 
         Tickets resolve first, so that writers are answered before readers are notified; work that
         concerns neither comes last.
@@ -242,7 +246,9 @@ class CommitPipeline:
         changed: dict[int, None] = {}
         registry = self._registry
         was_broken, self.is_broken = self.is_broken, True
-        for fifo in fifos:
+        fifos = self._fifos
+        for each in met:
+            fifo = fifos.get(each.entry.topic_id)
             while fifo and fifo[0].met:
                 ticket = fifo.popleft()
                 lsn, entry = ticket.lsn, ticket.entry
@@ -258,7 +264,7 @@ class CommitPipeline:
                 if type(entry) is RecordsAppended and entry.creation is None is entry.source:
                     topic = registry.get(topic_id)
                     if topic is not None:
-                        if topic.config.type is TopicType.QUEUE:
+                        if topic.config.type is _QUEUE:
                             for observer in self.job_observers:
                                 observer(lsn, entry, applied)
                         tail = topic.log
@@ -276,7 +282,7 @@ class CommitPipeline:
                     changed[topic_id] = None
                 resolved.append(ticket)
                 if not fifo:
-                    del self._fifos[topic_id]
+                    del fifos[topic_id]
         self.is_broken = was_broken
         for ticket in resolved:
             ticket.resolve()

@@ -8,6 +8,7 @@ ascending and distinct. Called by the store and by `transfers`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from topics_server.engine.answers import Piece
 from topics_server.engine.log.log import Log
@@ -20,6 +21,8 @@ from topics_server.values.entries import RecordsDeleted
 from topics_server.values.limits import BLOCK_RECORDS_MAX
 from topics_server.values.model import PayloadKind
 
+# A member of an enum costs a lookup.
+_JSON: Final = PayloadKind.JSON
 # Commit time, node, tag, data and meta of a record, and whether its meta begins with a mark.
 Row = tuple[int, str | None, str | None, bytes, bytes, bool]
 
@@ -90,7 +93,7 @@ def row_of(block: Block, row: int) -> Row:
         block.tags[row],
         block.data(row),
         block.meta(row),
-        block.kinds[row] != PayloadKind.JSON,
+        block.kinds[row] != _JSON,
     )
 
 

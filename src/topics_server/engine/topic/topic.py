@@ -9,6 +9,7 @@ registry, by commits, the store, the sealer and recovery; all on the loop.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from msgspec import UNSET
 
@@ -42,6 +43,8 @@ from topics_server.values.model import (
 )
 from topics_server.values.storage_types import SegmentPlan, TopicFacts
 
+# A member of an enum costs a lookup.
+_EPHEMERAL: Final = Durability.EPHEMERAL
 _OF_CONSUMERS = (ConsumerMoved, ConsumerDeleted)
 _OF_PRODUCERS = (RecordsAppended, ProducerMoved, StreamChanged)
 
@@ -154,7 +157,7 @@ class Topic:
     @property
     def is_ephemeral(self) -> bool:
         """Whether records are never written to disk."""
-        return self.config.durability is Durability.EPHEMERAL
+        return self.config.durability is _EPHEMERAL
 
     def earliest_seq(self, now_ms: int) -> int:
         """The first seq that is live and not expired; `head_seq + 1` if there is none."""

@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from topics_server.runtime.clock import pause
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import DiskFull, StorageError, SyncFailed
@@ -317,7 +319,8 @@ class WalFile:
         self.sync()
         self._is_syncing = False
         # Before anything changes here: after a refusal the old file stays in use.
-        beginning = self._end_mark_now()._replace(
+        beginning = msgspec.structs.replace(
+            self._end_mark_now(),
             number=new.number,
             file_id=new.file_id,
             written_end=FILE_HEADER_BYTES,

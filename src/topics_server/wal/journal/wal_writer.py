@@ -71,6 +71,11 @@ class WriterState(enum.Enum):
     CLOSED = "closed"
 
 
+# A member of an enum costs a lookup, and each write asks several times.
+_OPEN: Final = WriterState.OPEN
+_FULL: Final = WriterState.FULL
+
+
 class WalWriter:
     """One shard, open for writing."""
 
@@ -89,7 +94,7 @@ class WalWriter:
         self.number: Final = number
         self.tail: Final = tail
         self.counters: Final = WriteCounters()
-        self.state = WriterState.OPEN
+        self.state = _OPEN
         self.on_progress: Callable[[ShardProgress], None] | None = None
         self._worker: Final = worker
         self._loop: Final = loop
@@ -144,7 +149,7 @@ class WalWriter:
 
     def submit(self, lsn: int, entry: Entry, *, urgent: bool, sync: bool) -> None:
         """Queue one entry; written at the end of this turn at the earliest."""
-        if self.state is not WriterState.OPEN:
+        if self.state is not _OPEN:
             self._check_state(urgent)
         if self._queue_bytes > SHARD_QUEUE_BYTES_MAX:
             self.counters.submit_full += 1
@@ -166,7 +171,7 @@ class WalWriter:
 
     def flush(self) -> None:
         """Write the queued entries now, where the loop would write them at the end of the turn."""
-        if self._queue and self.state is WriterState.OPEN and self._may_write_here():
+        if self._queue and self.state is _OPEN and self._may_write_here():
             self._write_here()
 
     def _check_state(self, urgent: bool) -> None:
@@ -185,7 +190,7 @@ class WalWriter:
         """Everything from `failed_from` on is undone: take urgent entries, look for room."""
         if self.state is not WriterState.FAILED:
             return
-        self.state = WriterState.FULL
+        self.state = _FULL
         self._marks.take_back()
         self._probe()
 
@@ -222,7 +227,7 @@ class WalWriter:
         Then nothing that relies on these entries outlives them unnoticed, whatever happens to the
         journal's file.
         """
-        if self.state not in (WriterState.OPEN, WriterState.FULL) or self.tail.is_held:
+        if self.state not in (_OPEN, _FULL) or self.tail.is_held:
             return
         future: asyncio.Future[None] = self._loop.create_future()
         self._holders.append(future)
@@ -272,7 +277,7 @@ class WalWriter:
     def _pump(self) -> None:
         """Start the next job or write; ends with the worker busy, or with nothing to do."""
         tail, policy = self.tail, self._policy
-        while self.state is WriterState.OPEN or self.state is WriterState.FULL:
+        while self.state is _OPEN or self.state is _FULL:
             if self._queue and self._may_write_here():
                 self._write_here()
             elif self._job is not None:
@@ -293,7 +298,7 @@ class WalWriter:
                 self._start(SyncOnly())
             elif self._holders:
                 self._start(HoldEndMark())
-            elif self._probe_wanted or (self.state is WriterState.OPEN and tail.wants_room):
+            elif self._probe_wanted or (self.state is _OPEN and tail.wants_room):
                 self._start(MakeRoom())
             else:
                 if tail.written_bytes == tail.covered_bytes:
@@ -305,7 +310,7 @@ class WalWriter:
         return (
             self._policy.is_due
             and not self._waiters
-            and self.state is WriterState.OPEN
+            and self.state is _OPEN
             and self._policy.may_sync_first(self._queue)
         )
 
@@ -322,7 +327,7 @@ class WalWriter:
         )
 
     def _may_write_beside(self, job: WriteJob) -> bool:
-        if self.state is not WriterState.OPEN:
+        if self.state is not _OPEN:
             return False
         match job:
             case SyncOnly():
@@ -465,9 +470,9 @@ class WalWriter:
             assert not outcome.written
             self._report_failure(group.first_lsn if group is not None else None, outcome)
         else:
-            if isinstance(job, MakeRoom) and self.state is WriterState.FULL:
+            if isinstance(job, MakeRoom) and self.state is _FULL:
                 log.info("shard %d: there is space again", self.number)
-                self.state = WriterState.OPEN
+                self.state = _OPEN
             if outcome.written or outcome.synced:
                 self._report(write_ms=outcome.write_ms, sync_ms=outcome.sync_ms)
         self._pump()
@@ -552,9 +557,9 @@ class WalWriter:
         self._report(failed_from=failed_from, error=DISK_FULL)
 
     def _wait_for_room(self, reason: str) -> None:
-        if self.state is WriterState.OPEN:
+        if self.state is _OPEN:
             log.warning("shard %d: no space for the next journal file: %s", self.number, reason)
-            self.state = WriterState.FULL
+            self.state = _FULL
         if self._probe_timer is None:
             self._probe_timer = self._loop.call_later(RETRY_MS / 1000, self._probe)
 

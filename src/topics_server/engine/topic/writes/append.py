@@ -28,7 +28,7 @@ from topics_server.values.appends import (
 )
 from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.values.errors import invalid
-from topics_server.values.model import Durability, LossReason, ProducerStamp
+from topics_server.values.model import LossReason, ProducerStamp
 from topics_server.values.record_codecs import decode_body
 
 
@@ -157,7 +157,7 @@ def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
             log.append(entry.ts, decoded, lsn)
     else:
         _replay_records(topic, lsn, entry, decoded, first_seq)
-    if entry.creation is not None or topic.config.durability is not Durability.EPHEMERAL:
+    if entry.creation is not None or not topic.is_ephemeral:
         topic.journaled_seq = log.head_seq
     if topic.last_write_ts is None or topic.last_write_ts < entry.ts:
         topic.last_write_ts = entry.ts
