@@ -11,6 +11,7 @@ from tests.unit.api.test_direct import APPEND, DIFF, JSON, Side, request
 from tests.unit.http.exchange.test_joined_writes import turns
 from topics_server.auth.api_keys import KeyRing, parse_keys
 from topics_server.http.connection import HttpConnection
+from topics_server.http.exchange import known_heads
 from topics_server.http.timeouts import TimeoutSettings
 
 pytestmark = pytest.mark.anyio
@@ -123,17 +124,45 @@ async def test_what_a_key_may_do_is_asked_again_when_the_keys_change() -> None:
     side.protocol.connection_lost(None)
 
 
-async def test_no_key_is_kept_in_a_known_head() -> None:
+@pytest.mark.parametrize("field", [b"authorization", b"Authorization", b"AUTHORIZATION"])
+async def test_no_key_is_kept_in_a_known_head(field: bytes) -> None:
     side, _ = await side_of()
     side.state.keys = KeyRing(parse_keys("one,two"))
     side.protocol.data_received(
-        request(DIFF, b"/v0/topics/t/diff", JSON + b"authorization: Bearer one\r\n")
+        request(DIFF, b"/v0/topics/t/diff", JSON + field + b": Bearer one\r\n")
     )
-    calls = side.config.loaded_app.topics_door.known_heads._calls
-    assert len(calls) == 1
-    for digest, call in calls.items():
+    heads = side.config.loaded_app.topics_door.known_heads
+    assert (len(heads), heads._by_head) == (1, {})
+    for digest, call in heads._by_digest.items():
         assert b"one" not in digest
         assert b"authorization" not in call._fields
+    side.protocol.connection_lost(None)
+
+
+async def test_heads_of_both_kinds_are_bounded_and_forgotten_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_heads, "_HEADS_MAX", 3)
+    side, parsed = await side_of()
+    heads = side.config.loaded_app.topics_door.known_heads
+    asked = [
+        request(DIFF, b"/v0/topics/t/diff", JSON + b"authorization: Bearer %d\r\n" % turn)
+        if turn % 2
+        else request(DIFF, b"/v0/topics/t/diff", JSON + b"x-turn: %d\r\n" % turn)
+        for turn in range(4)
+    ]
+    sizes = []
+    for sent in asked:
+        side.protocol.data_received(sent)
+        sizes.append((len(heads._by_head), len(heads._by_digest)))
+    assert sizes == [(1, 0), (1, 1), (2, 1), (0, 1)]
+    del parsed[:]
+    for sent in (asked[3], asked[0]):
+        side.protocol.data_received(sent)
+    assert parsed == [asked[0]], "the other one is known"
+    assert statuses(side.wire) == [200] * 6
+    heads.clear()
+    assert len(heads) == 0
     side.protocol.connection_lost(None)
 
 

@@ -10,6 +10,7 @@ import xxhash
 
 from topics_server.values.entries import HeadReserved
 from topics_server.values.errors import StartRefused
+from topics_server.wal.format import groups
 from topics_server.wal.format.frames import Opening, encode_entry, encode_opening
 from topics_server.wal.format.groups import (
     FILE_HEADER_BYTES,
@@ -66,6 +67,18 @@ def test_golden_file() -> None:
     assert [lsn for lsn, _ in first.entries + second.entries] == [100, 101, 102]
     assert mark.entries == []
     assert mark.synced_bytes == mark.position == second.end
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 200])
+def test_a_group_in_one_buffer_has_the_same_bytes(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lsns = list(range(100, 100 + count))
+    made = make_group(64, lsns)
+    is_small = len(made) <= groups._COPIED_BYTES_MAX
+    assert is_small == (count < 100), "the numbers of frames are for both kinds"
+    monkeypatch.setattr(groups, "_COPIED_BYTES_MAX", 0 if is_small else len(made))
+    assert make_group(64, lsns) == made
 
 
 @pytest.mark.parametrize(
