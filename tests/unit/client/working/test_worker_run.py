@@ -246,7 +246,8 @@ def test_a_claim_that_breaks_is_come_back_from(fake: FakeQueue, start: Start) ->
     ]
     fake.faults["claim"].extend(faults)
     fake.add(1)
-    run = start(lambda job: None, push="never", lease_ms=100)
+    # Long enough for an ack from a busy machine.
+    run = start(lambda job: None, push="never", lease_ms=1000)
     fake.wait_for(lambda: not fake.jobs)
     # The lost answer had leased the job: it returned when the lease ended.
     assert run.stop() == Stats(done=1)
