@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from msgspec.structs import replace
 
 from tests.design7.bench import Bench
 from tests.model.world import World
@@ -271,7 +270,7 @@ def test_after_a_kill_in_the_middle_of_a_sync_its_result_is_unknown() -> None:
         slot, (counter, mark) = max(marks.items(), key=lambda each: each[1][0])
         size = mark.written_end
         for is_syncing in (False, True):
-            noted = replace(mark, synced_end=64, synced_lsn=0, is_syncing=is_syncing)
+            noted = mark._replace(synced_end=64, synced_lsn=0, is_syncing=is_syncing)
             content = bytearray(image.files[mark_path])
             at = slot * SLOT_DISTANCE
             content[at : at + SLOT_BYTES] = encode_slot(1, 0, slot, counter, noted)

@@ -19,9 +19,8 @@ and writes the file; drawn in docs/FORMATS.md. Called by `end_mark_file`, `wal_f
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
 import xxhash
 
 from topics_server.values.errors import StartRefused
@@ -42,12 +41,12 @@ _SYNCING: Final = 1
 assert _SLOT.size + _HASH.size == SLOT_BYTES <= SLOT_DISTANCE
 
 
-class EndMark(msgspec.Struct, frozen=True, gc=False):
+class EndMark(NamedTuple):
     """The mark's facts about the current journal file and the shard's lsns.
 
     Groups were written below `written_end` and synced below `synced_end`. `written_lsn` and
     `synced_lsn` are the last ones of the shard, whichever file holds them. `is_syncing`: a sync was
-    under way, or had failed, when the mark was written.
+    under way, or had failed, when the mark was written. A tuple, because marks are compared.
     """
 
     run: int

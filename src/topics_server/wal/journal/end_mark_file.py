@@ -48,6 +48,7 @@ def read_end_mark(fs: Fs, wal_dir: str, wal_set: int, shard: int) -> EndMark:
         raise Corrupt(
             "the end mark of this shard fails its check; `topics repair` writes a new one", path
         )
+    # A power cut may leave one counter in two slots: the mark that is further counts.
     return max(found.values())[1]
 
 

@@ -28,8 +28,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-import msgspec
-
 from topics_server.runtime.clock import pause
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import DiskFull, StorageError, SyncFailed
@@ -319,8 +317,7 @@ class WalFile:
         self.sync()
         self._is_syncing = False
         # Before anything changes here: after a refusal the old file stays in use.
-        beginning = msgspec.structs.replace(
-            self._end_mark_now(),
+        beginning = self._end_mark_now()._replace(
             number=new.number,
             file_id=new.file_id,
             written_end=FILE_HEADER_BYTES,

@@ -7,7 +7,6 @@ from typing import Final
 
 import pytest
 import xxhash
-from msgspec.structs import replace
 
 from tests.storage.fake_disk import FakeDisk
 from topics_server.values.errors import StartRefused, SyncFailed
@@ -21,11 +20,11 @@ from topics_server.wal.format.end_marks import (
     decode,
     encode_slot,
 )
-from topics_server.wal.journal.end_mark_file import EndMarkFile
+from topics_server.wal.journal.end_mark_file import EndMarkFile, end_mark_path, read_end_mark
 
 VECTORS: Final = Path(__file__).parents[3] / "vectors" / "wal"
 OLDER: Final = EndMark(7, 41, 0x0123_4567_89AB_CDEF, 4096, 2048, 102, 100)
-NEWER: Final = replace(OLDER, written_end=8192, synced_end=4096, synced_lsn=102, is_syncing=True)
+NEWER: Final = OLDER._replace(written_end=8192, synced_end=4096, synced_lsn=102, is_syncing=True)
 
 
 def file_of(**slots: tuple[int, EndMark]) -> bytes:
@@ -72,6 +71,18 @@ def test_a_mark_counts_for_its_shard_and_slot_only() -> None:
     assert not decode(data[SLOT_DISTANCE:] + bytes(SLOT_DISTANCE), 2, 3)
 
 
+@pytest.mark.parametrize("marks", [(OLDER, NEWER), (NEWER, OLDER)])
+def test_of_two_slots_with_one_counter_the_further_mark_counts(
+    marks: tuple[EndMark, EndMark],
+) -> None:
+    disk = FakeDisk(1)
+    disk.make_dir("wal", 0o700)
+    file = disk.open(end_mark_path("wal", 2, 3), create=True)
+    file.pwrite(file_of(s0=(10, marks[0]), s2=(10, marks[1])), 0)
+    file.close()
+    assert read_end_mark(disk, "wal", 2, 3) == NEWER
+
+
 def test_a_newer_version_is_refused() -> None:
     data = bytearray(file_of(s0=(10, OLDER)))
     data[8] = 2
@@ -94,7 +105,7 @@ def test_a_beginning_whose_sync_failed_is_written_again_and_the_durable_one_stay
         file = EndMarkFile.open(disk, "wal", 2, 3, OLDER)
         for number in range(4):
             disk.fail("sync", "eio", path="*.end")
-            file.write_beginning(replace(NEWER, written_lsn=200 + number))
+            file.write_beginning(NEWER._replace(written_lsn=200 + number))
             with pytest.raises(SyncFailed):
                 file.sync_beginning()
         found = decode(disk.durable_content("wal/000002-03.end"), 2, 3)
