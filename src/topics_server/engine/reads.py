@@ -173,7 +173,7 @@ class Reads:
             if plan.unsearched:
                 assert search is not None
                 if not await self._fetcher.search(topic, plan.unsearched, search):
-                    return upto_seq  # dropped: whoever asks looks for its successor
+                    return upto_seq  # The topic was dropped: the caller looks up its successor.
                 continue
             count -= len(plan.seqs)
             if count <= 0:

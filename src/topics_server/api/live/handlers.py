@@ -73,7 +73,7 @@ def _decoded(state: ServerState, request: Request, last_id: bytes | None) -> Liv
 
 
 def _without_proof(query: str) -> list[str]:
-    """The parts of a query that do not say who asks: an older ticket would count, not the new."""
+    """The parts of a query but `ticket` and `token`: of two tickets the server reads the first."""
     parts = query.split("&") if query else []
     return [part for part in parts if unquote_plus(part.partition("=")[0]) not in _PROOFS]
 

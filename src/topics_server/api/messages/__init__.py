@@ -1,6 +1,6 @@
 """Request and response shapes that several routes share.
 
-- `accept`: reads `Accept`: how much a client likes each kind of answer.
+- `accept`: reads `Accept`: the weight that a client gives to each media type.
 - `bounded_lists`: bounds lists and names in request bodies before decoding builds them.
 - `conditions`: reads the condition of a write: `if` of its body, or `If-Match`.
 - `filters`: reads the filter of a read: JSON to a tree of `engine/filters`.

@@ -1,4 +1,4 @@
-"""Reads the header `Accept`: how much a client likes each kind of answer. Pure."""
+"""Reads the header `Accept`: the weight that a client gives to each media type. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WEIGHT: Final = re.compile(rb"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
 
 
 def accept_weights(accept: bytes) -> dict[bytes, float]:
-    """The named kinds in lower case, each with its weight; 0.0: the client does not take it.
+    """The weights by media type, in lower case; 0.0: the client refuses the type.
 
-    A weight that is malformed counts as absent: 1.0.
+    A malformed weight counts as 1.0, like a missing one.
     """
     weights: dict[bytes, float] = {}
     for offer in accept.split(b","):

@@ -225,7 +225,7 @@ def _no_record(name: str, seq: int, page: Page | None) -> TopicsError:
 
 
 def _prefers_lines(request: Request) -> bool:
-    """Whether the client names lines of JSON, and likes them no less than a JSON page."""
+    """Whether the client asks for lines of JSON, with no lower weight than for a JSON page."""
     weights = accept_weights(request.headers.get(b"accept", b""))
     lines = max(weights.get(kind, 0.0) for kind in _LINE_TYPES)
     return lines > 0 and lines >= weights.get(b"application/json", 0.0)

@@ -71,7 +71,7 @@ class ReadAsked(msgspec.Struct, frozen=True):
 
 
 def check_unconditional(headers: Headers) -> None:
-    """Refuse a write with `If-Match`: streams have none, and it must not count as met.
+    """Refuse a write with `If-Match`: streams have no conditions, and none may count as met.
 
     Raises `invalid_request`.
     """

@@ -40,7 +40,7 @@ class NeededPart(NamedTuple):
 
     @classmethod
     def of(cls, facts: PartFacts) -> NeededPart:
-        """That of a part."""
+        """The facts of a part that a restore keeps."""
         return cls(
             facts.number,
             facts.run,
