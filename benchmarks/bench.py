@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from benchmarks.clients.loader import Loader, Sample
 from benchmarks.clients.requests import write_requests
@@ -46,6 +47,14 @@ SETTLE_STEP_SECONDS = 0.1
 RESTING_SHARE = 0.25
 
 Side = Callable[[], Sample]
+
+
+class HasCost(Protocol):
+    """A server of which the kernel counts the CPU time: ours, the floor, a peer."""
+
+    def cpu_seconds(self) -> float:
+        """CPU time so far, with that of child processes."""
+        ...
 
 
 class Bench:
@@ -122,7 +131,7 @@ class Bench:
         )
 
     @staticmethod
-    def costed(server: ServerProcess, side: Side) -> Sample:
+    def costed(server: HasCost, side: Side) -> Sample:
         """Run one round and add the server's CPU time a request; returns when the server is
         idle.
         """
@@ -182,7 +191,7 @@ class Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def settle(server: ServerProcess) -> None:
+def settle(server: HasCost) -> None:
     """Wait until a server is idle; otherwise the next side pays for sealing this round's
     records.
     """

@@ -1,4 +1,4 @@
-"""Queues beside redis and JetStream: throughput of each step, and delivery from an idle queue.
+"""Queues beside redis, JetStream and PostgreSQL: throughput of each step, and idle delivery.
 
 Peers promise other things over other protocols: they give context and are no contest. `queue_wires`
 says what each side does for one step; one client process serves all sides with the same number of
@@ -10,22 +10,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.bench import Bench, settle
 from benchmarks.clients.loader import Sample
+from benchmarks.clients.postgres_queue import INDEX, TABLE
 from benchmarks.clients.working import PHASES, QueueSide, Workers
 from benchmarks.report.figures import Figure, Series, ratios
-from benchmarks.servers.peers import Nats, NotInstalled, Redis
+from benchmarks.servers.peers import Nats, NotInstalled, Postgres, Redis
 from benchmarks.servers.process import ServerProcess
 
 WORKERS = (1, 16, 64)
 # Jobs of a round for each requested second, by batch: about equally long on our server.
 JOBS_A_SECOND = {1: 1_600, 8: 6_400, 64: 12_800}
-SETTINGS = (
-    "ours: class disk; redis: appendonly, appendfsync everysec; JetStream: file storage, "
-    "sync_interval as it is by default"
-)
+CALLED = (16, 64)  # workers, and jobs a call, of the row of the overview
+NOTIFIED = "PostgreSQL, notified"
+TOGETHER = "claim and ack together, 16 workers, 64 a call"
 
 Taken = dict[str, list[dict[str, Sample]]]
 
@@ -34,6 +35,7 @@ def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[QueueSide], list[s
     """Start the installed peers; return a line about each missing one."""
     sides: list[QueueSide] = []
     missing: list[str] = []
+    start: Callable[[], Redis | Nats | Postgres]
     for name, start, labels in (
         (
             "redis",
@@ -41,6 +43,7 @@ def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[QueueSide], list[s
             ("redis list", "redis stream"),
         ),
         ("JetStream", partial(Nats, bench.folder / "nats", jetstream=True), ("JetStream",)),
+        ("PostgreSQL", partial(with_table, bench), ("PostgreSQL",)),
     ):
         try:
             peer = start()
@@ -50,6 +53,17 @@ def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[QueueSide], list[s
         stack.callback(peer.close)
         sides += [QueueSide(label, peer.port, peer.pid) for label in labels]
     return sides, missing
+
+
+def with_table(bench: Bench) -> Postgres:
+    """A PostgreSQL server with the table of jobs."""
+    peer = Postgres(bench.folder / "postgres")
+    try:
+        peer.run(f"{TABLE}; {INDEX}")
+    except BaseException:
+        peer.close()
+        raise
+    return peer
 
 
 def started(
@@ -69,36 +83,74 @@ def queues(bench: Bench) -> list[Figure]:
     figures: list[Figure] = []
     with Workers() as client, ExitStack() as stack:
         server, sides, missing = started(bench, client, stack)
-        for batch, jobs_a_second in JOBS_A_SECOND.items():
+        for batch in JOBS_A_SECOND:
             for workers in WORKERS:
-                # Every worker has at least one call of each kind.
-                calls = max(workers, int(bench.options.seconds * jobs_a_second / batch))
-                taken: Taken = {side.label: [] for side in sides}
-                bench.interleave(
-                    {
-                        side.label: partial(
-                            one_round,
-                            bench,
-                            partial(
-                                client.round, side, workers=workers, batch=batch, jobs=calls * batch
-                            ),
-                            server,
-                            taken[side.label],
-                        )
-                        for side in sides
-                    }
-                )
-                for rounds in taken.values():
-                    del rounds[0]  # the discarded round
+                taken, jobs = rounds(bench, client, server, sides, workers, batch)
                 figures += [
-                    throughput(taken, phase, workers, batch, calls * batch, missing)
-                    for phase in PHASES
+                    throughput(taken, phase, workers, batch, jobs, missing) for phase in PHASES
                 ]
     return figures
 
 
-def one_round(
+def queue_calls(bench: Bench) -> list[Figure]:
+    """Claim and ack together with 16 workers and 64 jobs a call: the overview's row."""
+    workers, batch = CALLED
+    with Workers() as client, ExitStack() as stack:
+        server, sides, missing = started(bench, client, stack)
+        taken, jobs = rounds(bench, client, server, sides, workers, batch)
+    rates = {label: Series(label, "jobs/s", together(found)) for label, found in taken.items()}
+    ours = rates.pop("ours")
+    return [
+        Figure(
+            "queue-calls",
+            TOGETHER,
+            ours,
+            None,
+            tuple(
+                series
+                for label, theirs in rates.items()
+                for series in (theirs, ratios(ours.values, theirs.values, f"ours / {label}"))
+            ),
+            (f"{jobs:,} jobs a round", *missing),
+        )
+    ]
+
+
+def together(taken: Sequence[dict[str, Sample]]) -> tuple[float, ...]:
+    """Jobs a second that are claimed and then acked, in each round."""
+    return tuple(1 / (1 / each["claim"].rate + 1 / each["ack"].rate) for each in taken)
+
+
+def rounds(
     bench: Bench,
+    client: Workers,
+    server: ServerProcess,
+    sides: Sequence[QueueSide],
+    workers: int,
+    batch: int,
+) -> tuple[Taken, int]:
+    """Interleaved rounds of all sides; what they took, and the number of jobs of one round."""
+    # Every worker has at least one call of each kind.
+    calls = max(workers, int(bench.options.seconds * JOBS_A_SECOND[batch] / batch))
+    jobs = calls * batch
+    taken: Taken = {side.label: [] for side in sides}
+    bench.interleave(
+        {
+            side.label: partial(
+                one_round,
+                partial(client.round, side, workers=workers, batch=batch, jobs=jobs),
+                server,
+                taken[side.label],
+            )
+            for side in sides
+        }
+    )
+    for found in taken.values():
+        del found[0]  # the discarded round
+    return taken, jobs
+
+
+def one_round(
     run: Callable[[], dict[str, Sample]],
     server: ServerProcess,
     taken: list[dict[str, Sample]],
@@ -156,6 +208,9 @@ def queue_delivery(bench: Bench) -> list[Figure]:
     with Workers() as client, ExitStack() as stack:
         server, sides, missing = started(bench, client, stack)
         sides.insert(1, QueueSide("ours, pushed", server.port, server.pid))
+        sides = [
+            replace(side, label=NOTIFIED) if side.label == "PostgreSQL" else side for side in sides
+        ]
         taken = bench.interleave(
             {side.label: partial(client.idle, side, bench.options.seconds) for side in sides}
         )
@@ -164,6 +219,7 @@ def queue_delivery(bench: Bench) -> list[Figure]:
         "redis list": "redis list: BLMOVE; the lease is written after it and not counted",
         "redis stream": "redis stream: XREADGROUP BLOCK",
         "JetStream": "JetStream: a fetch that waits",
+        NOTIFIED: "PostgreSQL: LISTEN, then a claim",
     }
     figures = []
     for attribute, name in (("p50_ms", "p50"), ("p99_ms", "p99")):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
 from benchmarks.cases.compared.builds import builds
+from benchmarks.cases.compared.postgres import postgres
 from benchmarks.cases.compared.redis import redis
 from benchmarks.cases.crowds.throttle import throttle
 from benchmarks.cases.crowds.uploads import uploads
@@ -16,7 +17,7 @@ from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_topics import many_topics, pauses
 from benchmarks.cases.operating import operate_cost
-from benchmarks.cases.queues import queue_delivery, queues
+from benchmarks.cases.queues import queue_calls, queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
@@ -44,6 +45,7 @@ STORE_CASES: dict[str, Case] = {
     "recovery": recovery,
     "memory": memory,
     "redis": redis,
+    "postgres": postgres,
 }
 
 FIND_CASES: dict[str, Case] = {"find": find}
@@ -63,6 +65,7 @@ ROUTER_CASES: dict[str, Case] = {
 
 QUEUE_CASES: dict[str, Case] = {
     "queues": queues,
+    "queue-calls": queue_calls,
     "queue-delivery": queue_delivery,
 }
 

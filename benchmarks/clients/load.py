@@ -11,6 +11,9 @@ request in flight; everything but a complete 2xx answer is an error.
 With `stamp`, a request names its producer: the generator replaces `{producer}` by a name that no
 other connection of any job has, and `{turn}` by the number of the request on its connection, from
 0.
+
+PostgreSQL's protocol: with `ending`, the last bytes of a successful answer, every connection first
+sends `greeting` and waits for its answer; that is not measured.
 """
 
 from __future__ import annotations
@@ -28,12 +31,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clients import postgres
+
 CHUNK_BYTES = 1 << 20
 STALL_SECONDS = 30.0
 HEAD_BYTES_MAX = 1 << 16
 # The rest of a body is only counted, so the kernel need not copy it.
 DISCARD = socket.MSG_TRUNC
 DIGIT_2 = ord("2")
+# Longer than any error of PostgreSQL that the benchmarks meet.
+TAIL_BYTES = 400
 # The end of a chunked body; the measured bodies do not contain these bytes.
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 
@@ -43,9 +50,11 @@ class Connection:
 
     __slots__ = ("head", "missing", "out", "producer", "sent_ns", "sock", "tail", "turn", "wrong")
 
-    def __init__(self, port: int, producer: bytes = b"") -> None:
+    def __init__(self, port: int, producer: bytes = b"", greeting: bytes = b"") -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if greeting:
+            greet(self.sock, greeting)
         self.sock.setblocking(False)
         self.head = b""  # an incomplete head (HTTP) or reply (RESP)
         self.missing = 0  # remaining bytes of the body
@@ -144,6 +153,30 @@ class Connection:
         self.head = b"" if complete else data
         return complete
 
+    def receive_postgres(self, buffer: bytearray, size: int, ending: bytes) -> bool:
+        """Take bytes of one answer; True when it is complete. Another ending is an error.
+
+        Only the last bytes are kept: an answer of 1,000 rows has no length in its head.
+        """
+        data = self.tail + bytes(buffer[max(0, size - TAIL_BYTES) : size])
+        if not data.endswith(postgres.READY):
+            self.tail = data[-TAIL_BYTES:]
+            return False
+        self.tail = b""
+        if not data.endswith(ending):
+            self.wrong = data
+        return True
+
+
+def greet(sock: socket.socket, greeting: bytes) -> None:
+    """Send the first bytes of a connection to PostgreSQL and wait for their answer."""
+    sock.sendall(greeting)
+    data = b""
+    while not postgres.is_greeted(data):
+        piece = sock.recv(CHUNK_BYTES)
+        assert piece, f"closed by the server after {data[-200:]!r}"
+        data += piece
+
 
 class Requests:
     """A request file in memory; requests are taken in turn, continuing after the last job's."""
@@ -224,12 +257,13 @@ def producer_name(job: dict[str, Any], number: int) -> bytes:
 def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """Every connection sends its next request as soon as it has the answer to the last one."""
     replies = int(job.get("replies", 0))
+    greeting, ending = (str(job.get(name, "")).encode("latin-1") for name in ("greeting", "ending"))
     left = int(job.get("count") or 1 << 62)
     buffer = bytearray(CHUNK_BYTES)
     poll = select.epoll()
     live: dict[int, Connection] = {}
     for number in range(min(int(job["connections"]), left)):
-        connection = Connection(int(job["port"]), producer_name(job, number))
+        connection = Connection(int(job["port"]), producer_name(job, number), greeting)
         live[connection.sock.fileno()] = connection
         poll.register(connection.sock, select.EPOLLIN)
     tally = Tally()
@@ -269,6 +303,8 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
                 continue
             if replies:
                 complete = connection.receive_resp(buffer, size, replies)
+            elif ending:
+                complete = connection.receive_postgres(buffer, size, ending)
             else:
                 complete = connection.receive_http(buffer, size)
             if complete:
@@ -293,11 +329,12 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """
     stop = str(job.get("stop", ""))
     replies = int(job.get("replies", 0))
+    greeting, ending = (str(job.get(name, "")).encode("latin-1") for name in ("greeting", "ending"))
     left = int(job.get("count") or 1 << 62)
     rate = float(job.get("rate", 0))
     step_ns = int(1e9 / rate) if rate else 0
     buffer = bytearray(CHUNK_BYTES)
-    connection = Connection(int(job["port"]), producer_name(job, 0))
+    connection = Connection(int(job["port"]), producer_name(job, 0), greeting)
     sock = connection.sock
     sock.settimeout(None)  # a timeout would add a poll before every call
     # The kernel applies the time limit instead.
@@ -323,6 +360,8 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
                 size = sock.recv_into(buffer, rest, DISCARD | socket.MSG_WAITALL if rest else 0)
                 if replies:
                     complete = connection.receive_resp(buffer, size, replies)
+                elif ending:
+                    complete = connection.receive_postgres(buffer, size, ending)
                 elif size:
                     complete = connection.receive_http(buffer, size)
         except OSError as error:
@@ -355,7 +394,7 @@ def main() -> None:
         try:
             one = job.get("rate") or job["connections"] == 1
             answer = alone(job, requests) if one else closed_loop(job, requests)
-        except (OSError, AssertionError) as error:
+        except (OSError, AssertionError, postgres.PostgresError) as error:
             answer = {"failed": repr(error)}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -13,6 +13,8 @@ comes back when its worker dies. The further promises differ; docs/PERFORMANCE.m
 - JetStream: a stream of work-queue retention, one pull consumer from which all workers fetch, and
   an explicit ack for each job. An ack has no answer: a PING after a worker's acks shows that the
   server read them, and the phase ends when the stream reports that it is empty.
+
+`postgres_queue` has the wires of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -104,7 +106,11 @@ class Wire(Protocol):
         ...
 
     def waited(self, data: bytes) -> bool:
-        """Whether the job arrived."""
+        """Whether the job arrived, or the word that there is one."""
+        ...
+
+    def fetch(self, worker: int) -> bytes:
+        """Claim the job that was only announced; empty if the job itself arrived."""
         ...
 
     def hold(self, answer: bytes, now_ms: int) -> bytes:
@@ -196,6 +202,9 @@ class Ours:
     def waited(self, data: bytes) -> bool:
         return self.claimed(data, 1)
 
+    def fetch(self, worker: int) -> bytes:
+        return b""
+
     def hold(self, answer: bytes, now_ms: int) -> bytes:
         return b""
 
@@ -228,6 +237,9 @@ class Resp:
 
     def is_set_up(self, data: bytes) -> bool:
         return lines(data, 1)
+
+    def fetch(self, worker: int) -> bytes:
+        return b""
 
 
 def lines(data: bytes, count: int) -> bool:
@@ -485,6 +497,9 @@ class JetStream:
 
     def waited(self, data: bytes) -> bool:
         return self.claimed(data, 1)
+
+    def fetch(self, worker: int) -> bytes:
+        return b""
 
     def hold(self, answer: bytes, now_ms: int) -> bytes:
         return b""

@@ -25,12 +25,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clients import postgres
 from benchmarks.clients.load import STALL_SECONDS, Connection, Requests, Tally, rank
 
 READ_BYTES = 4096
 LOOK_BYTES = 1 << 20
 CHUNKED = b"transfer-encoding: chunked"
-HTTP = -1  # whether the writer's answer is an HTTP answer; otherwise its number of CRLFs
+# The form of the writer's answer; other numbers are its number of CRLFs.
+HTTP, POSTGRES = -1, -2
+NOTIFIED = postgres.ending(b"SELECT 1")  # of a statement that stores and notifies
 
 Job = dict[str, Any]
 
@@ -219,6 +222,8 @@ def take_answer(writer: Connection, answer: int) -> bool:
         raise Failed("the server closed the writer's connection")
     if answer == HTTP:
         whole = writer.receive_http(buffer, size)
+    elif answer == POSTGRES:
+        whole = writer.receive_postgres(buffer, size, NOTIFIED)
     else:
         writer.head += bytes(buffer[:size])
         whole = writer.head.count(b"\r\n") >= answer

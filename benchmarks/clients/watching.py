@@ -23,7 +23,7 @@ class Wire:
 
     ready: str  # the bytes that show that a stream is live
     end: str  # the bytes that end a message
-    answer: int = -1  # the writer's answer: -1 HTTP, else how many CRLF
+    answer: int = -1  # the writer's answer: -1 HTTP, -2 PostgreSQL, else how many CRLF
     greeting: str = ""  # the writer's first bytes; the answer is `ready`
     noise: str = ""  # bytes between messages
     again: str = ""  # asks for the next message from {position} (of {size} bytes) on

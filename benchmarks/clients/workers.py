@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.clients.load import STALL_SECONDS, Tally, rank
+from benchmarks.clients.postgres_queue import POSTGRES_WIRES
 from benchmarks.clients.queue_wires import WIRES, Wire, WireError, numbers, payload
 from benchmarks.servers.process import cpu_seconds
 
@@ -30,6 +31,7 @@ READ_BYTES = 1 << 16
 # The pause of the queue before each job of the latency measurement.
 REST_SECONDS = 0.002
 LOOK_TURNS, LOOK_SECONDS = 20_000, 0.001
+_SIDES = WIRES | POSTGRES_WIRES
 
 Job = dict[str, Any]
 Whole = Callable[[bytes], bool]
@@ -151,7 +153,7 @@ class Client:
 
     def do(self, job: Job) -> Job:
         """Do one job and return its answer."""
-        wire = WIRES[str(job["side"])]
+        wire = _SIDES[str(job["side"])]
         match job["do"]:
             case "setup":
                 connection = Connection(int(job["port"]), 0, wire)
@@ -254,6 +256,8 @@ class Client:
             sent_ns = time.perf_counter_ns()
             writer.sock.sendall(request)
             answer = worker.receive(wire.waited)
+            if fetch := wire.fetch(worker.number):
+                answer = worker.call(fetch, lambda data: wire.claimed(data, 1))
             tally.ended_ns = time.perf_counter_ns()
             tally.latencies_ns.append(tally.ended_ns - sent_ns)
             writer.receive(lambda data: wire.enqueued(data, 1))

@@ -1,4 +1,4 @@
-"""Ten rows of one report, as the chart of the README and the table of docs/PERFORMANCE.md. Pure.
+"""Twelve rows of one report, as the chart of the README and the table of docs/PERFORMANCE.md. Pure.
 
 Each value comes from a report that `--json` wrote: a row names its figure and series, and this
 module contains no measured number. `document` writes both files.
@@ -11,15 +11,28 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from benchmarks.cases.compared.postgres import append_name, page_name
+from benchmarks.cases.queues import NOTIFIED, TOGETHER
+from benchmarks.cases.watch.fanout import POSTGRES as NOTIFY_SIDE
 from benchmarks.report.figures import Figure, Report, Series
 
-CASES: Final = "append-1,append-100,diff-1000,fsync-lone,recovery,redis,fanout,queue-delivery"
+CASES: Final = (
+    "append-1,append-100,diff-1000,fsync-lone,fsync-16,recovery,redis,postgres,fanout,"
+    "queue-calls,queue-delivery"
+)
 OURS: Final = "topics-server"
 FLOOR: Final = "bare server"
 REDIS: Final = "Redis"
 NATS: Final = "NATS"
-SIDES: Final = (OURS, FLOOR, REDIS, NATS)
-COLOURS: Final = {OURS: "#2f7d4f", FLOOR: "#9ca3af", REDIS: "#b5482f", NATS: "#3b6ea5"}
+POSTGRES: Final = "PostgreSQL"
+SIDES: Final = (OURS, FLOOR, REDIS, NATS, POSTGRES)
+COLOURS: Final = {
+    OURS: "#2f7d4f",
+    FLOOR: "#9ca3af",
+    REDIS: "#b5482f",
+    NATS: "#3b6ea5",
+    POSTGRES: "#7c5aa6",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +45,17 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table; `times` turns requests into records."""
+    """One line of the table; `times` turns requests into records.
+
+    `case`: a report that did not run this case, because it is older, is shown without the row.
+    """
 
     what: str
     unit: str
     sides: Mapping[str, Side]
     times: int = 1
     is_drawn: bool = True
+    case: str = ""
 
 
 def _appends(count: int, connections: int) -> Mapping[str, Side]:
@@ -51,6 +68,9 @@ def _appends(count: int, connections: int) -> Mapping[str, Side]:
         OURS: Side(name, "ours"),
         FLOOR: Side(name, "floor"),
         REDIS: Side(redis, "redis, appendfsync everysec"),
+        POSTGRES: Side(
+            append_name("off", count, connections), "PostgreSQL, synchronous_commit off"
+        ),
     }
 
 
@@ -61,12 +81,14 @@ def _watchers(count: int) -> Mapping[str, Side]:
         FLOOR: Side(name, "floor, p50"),
         REDIS: Side(name, "redis streams, blocked XREAD, p50"),
         NATS: Side(name, "nats-server, core, p50"),
+        POSTGRES: Side(name, f"{NOTIFY_SIDE}, p50"),
     }
 
 
 _PAGE: Final = "diff of 1,000 records, 1 connection"
 _FSYNC: Final = "fsync append of one record, alone: p50 above raw write+fdatasync"
-_WAKE: Final = "append to the whole answer of a diff that waited (wait_ms), p50"
+_FSYNC_16: Final = "16 writers of 100 records: class disk over class fsync"
+_ALWAYS_16: Final = "class fsync beside 100 XADD piped, appendfsync always, 16 connections"
 _JOB: Final = "enqueue to delivered on an idle queue, p50"
 _RESTART: Final = "1,000,000 records in an un-checkpointed journal, after kill -9"
 
@@ -78,7 +100,11 @@ ROWS: Final = (
     Row(
         "read a page of 1,000 records",
         "records/s",
-        {OURS: Side(_PAGE, "ours"), FLOOR: Side(_PAGE, "floor")},
+        {
+            OURS: Side(_PAGE, "ours"),
+            FLOOR: Side(_PAGE, "floor"),
+            POSTGRES: Side(page_name(1), "PostgreSQL"),
+        },
         1000,
     ),
     Row("one record to 100 watchers, p50", "ms", _watchers(100)),
@@ -86,8 +112,34 @@ ROWS: Final = (
     Row(
         "synced append (`fsync`), one writer, p50",
         "ms",
-        {OURS: Side(_FSYNC, "ours, p50"), FLOOR: Side(_FSYNC, "raw write+fdatasync, p50")},
+        {
+            OURS: Side(_FSYNC, "ours, p50"),
+            FLOOR: Side(_FSYNC, "raw write+fdatasync, p50"),
+            POSTGRES: Side(append_name("on", 1, 1), "PostgreSQL, synchronous_commit on, p50"),
+        },
         is_drawn=False,
+    ),
+    Row(
+        "synced append of 100 records, 16 connections",
+        "records/s",
+        {
+            OURS: Side(_FSYNC_16, "class fsync"),
+            REDIS: Side(_ALWAYS_16, "redis, appendfsync always"),
+            POSTGRES: Side(append_name("on", 100, 16), "PostgreSQL, synchronous_commit on"),
+        },
+        100,
+        case="fsync-16",
+    ),
+    Row(
+        "jobs claimed and acked, 64 a call",
+        "jobs/s",
+        {
+            OURS: Side(TOGETHER, "ours"),
+            REDIS: Side(TOGETHER, "redis stream"),
+            NATS: Side(TOGETHER, "JetStream"),
+            POSTGRES: Side(TOGETHER, "PostgreSQL"),
+        },
+        case="queue-calls",
     ),
     Row(
         "job to a waiting worker, p50",
@@ -96,6 +148,7 @@ ROWS: Final = (
             OURS: Side(_JOB, "ours"),
             REDIS: Side(_JOB, "redis stream"),
             NATS: Side(_JOB, "JetStream"),
+            POSTGRES: Side(_JOB, NOTIFIED),
         },
     ),
     Row(
@@ -105,6 +158,11 @@ ROWS: Final = (
         is_drawn=False,
     ),
 )
+
+
+def rows_of(report: Report) -> list[Row]:
+    """The rows that a report of its age has."""
+    return [row for row in ROWS if not row.case or row.case in report.options["only"]]
 
 
 def values_of(row: Row, report: Report) -> dict[str, float]:
@@ -130,7 +188,7 @@ def _series(figures: Mapping[str, Figure], side: Side) -> Series | None:
 def spelled(value: float, unit: str) -> str:
     """A value with three digits that count."""
     if value >= 1e6:
-        return f"{value / 1e6:.1f} million" if unit == "records/s" else f"{value:,.0f}"
+        return f"{value / 1e6:.1f} million" if unit.endswith("/s") else f"{value:,.0f}"
     if value >= 1000:
         return f"{round(value, -2):,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
@@ -147,14 +205,14 @@ def machine_of(report: Report) -> str:
 
 
 def table(report: Report) -> str:
-    """The ten rows as Markdown."""
+    """The rows as Markdown."""
     lines = [
         f"{machine_of(report)}. The calibration loop varied by {report.noise_share:.0%}.",
         "",
         f"| | unit | {' | '.join(SIDES)} |",
         "|---|---|" + "---:|" * len(SIDES),
     ]
-    for row in ROWS:
+    for row in rows_of(report):
         values = values_of(row, report)
         cells = [spelled(values[side], row.unit) if side in values else "" for side in SIDES]
         lines.append(f"| {row.what} | {row.unit} | {' | '.join(cells)} |")
@@ -170,18 +228,20 @@ BAR: Final = 13
 GAP: Final = 12
 TEXT: Final = "#1f2937"
 PALE: Final = "#6b7280"
-RATES: Final = "Records a second: longer is better"
+RATES: Final = "Records or jobs a second: longer is better"
 TIMES: Final = "Milliseconds: shorter is better"
 
 
 def picture(report: Report) -> str:
     """The SVG: each row has its own scale, the longest bar is its largest value."""
     parts = [
-        _text(16, 28, "topics-server beside a bare server, Redis and NATS", size=17, weight="bold"),
+        _text(16, 28, "topics-server beside other servers", size=17, weight="bold"),
         _text(16, 48, machine_of(report), size=11, colour=PALE),
     ]
+    drawn = [(row, values_of(row, report)) for row in rows_of(report) if row.is_drawn]
+    measured = {side for _, values in drawn for side in values}
     x = 16
-    for side in SIDES:
+    for side in (side for side in SIDES if side in measured):
         parts.append(_bar(x, 62, 12, COLOURS[side]))
         parts.append(_text(x + 18, 73, side))
         x += 36 + 8 * len(side)
@@ -189,9 +249,8 @@ def picture(report: Report) -> str:
     for title, is_rate in ((RATES, True), (TIMES, False)):
         parts.append(_text(16, y, title, weight="bold"))
         y += 14
-        for row in ROWS:
-            if row.is_drawn and (row.unit == "records/s") is is_rate:
-                values = values_of(row, report)
+        for row, values in drawn:
+            if row.unit.endswith("/s") is is_rate:
                 parts.append(_group(row, values, y))
                 y += len(values) * BAR + GAP
         y += 20

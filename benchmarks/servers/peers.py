@@ -1,24 +1,32 @@
 """Other servers for comparison: started on a free port, called in their own protocol.
 
 A peer that is not installed raises `NotInstalled` with the line that installs it; the cases put
-that line into their result instead of leaving the peer out. Used by `cases/compared/redis`,
-`cases/fanout`, `cases/queues` and `cases/streams`.
+that line into their result instead of leaving the peer out. Used by `cases/compared/`,
+`cases/watch/` and `cases/queues`.
 """
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks.clients import postgres
 from benchmarks.clients.loader import BenchmarkError
-from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.process import ServerProcess, cpu_seconds
 from tests.streams import node
 
 NATS_HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'
+# Debian's packages keep each version in a folder of its own, out of PATH.
+POSTGRES_VERSIONS = Path("/usr/lib/postgresql")
 START_TURNS, START_STEP_SECONDS = 500, 0.01
 
 
@@ -41,12 +49,27 @@ def command(*words: bytes) -> bytes:
 
 
 class Peer:
-    """A process on its own port; `close` ends it."""
+    """A process on its own port; `close` ends it.
 
-    def __init__(self, arguments: Sequence[str], port: int, folder: Path, probe: bytes) -> None:
+    It is ready when it answers `probe` with bytes that contain `ready`. `account` is the name of
+    the user that the process runs as; None: the caller's.
+    """
+
+    END = signal.SIGTERM
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        port: int,
+        folder: Path,
+        probe: bytes,
+        *,
+        ready: bytes = b"PONG",
+        account: str | None = None,
+    ) -> None:
         self.port = port
         with (folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log, **identity(account))
         for _ in range(START_TURNS):
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=1) as link:
@@ -54,7 +77,7 @@ class Peer:
                     text = b""
                     while piece := link.recv(4096):
                         text += piece
-                        if b"PONG" in text:
+                        if ready in text:
                             return
             except OSError:
                 pass
@@ -67,14 +90,26 @@ class Peer:
         """Process id."""
         return self._process.pid
 
+    def cpu_seconds(self) -> float:
+        """CPU time so far of the process and its children, user and system."""
+        return cpu_seconds(self.pid)
+
     def close(self) -> None:
         """End the process."""
-        self._process.terminate()
+        self._process.send_signal(self.END)
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(timeout=5)
+
+
+def identity(account: str | None) -> dict[str, Any]:
+    """The arguments of `subprocess` that start a program as this user, in none of our groups."""
+    if account is None:
+        return {}
+    entry = pwd.getpwnam(account)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 def free_port() -> int:
@@ -110,6 +145,67 @@ class Nats(Peer):
         (folder / "conf").write_text(conf)
         arguments = [path, "-a", "127.0.0.1", "-p", str(port), "-c", str(folder / "conf")]
         super().__init__(arguments, port, folder, NATS_HELLO)
+
+
+def postgres_program() -> Path:
+    """The path of `postgres`; of several versions that are not in PATH, the newest."""
+    found = shutil.which("postgres")
+    paths = [Path(found)] if found else list(POSTGRES_VERSIONS.glob("*/bin/postgres"))
+    if not paths:
+        raise NotInstalled("postgres not found: apt-get install postgresql")
+
+    def version(path: Path) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", path.parts[-3])]
+
+    return max(paths, key=version).resolve()
+
+
+def unprivileged() -> str | None:
+    """The user that PostgreSQL runs as, because it refuses to run as root; None: the caller's."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    for name in ("postgres", "nobody"):
+        if name in names:
+            return name
+    raise BenchmarkError("postgres refuses to run as root, and there is no user to run it as")
+
+
+class Postgres(Peer):
+    """A PostgreSQL server with a fresh cluster; durability is a setting of each connection."""
+
+    END = signal.SIGINT  # it ends although clients are connected
+    # Checkpoints come by time, not in the middle of each load; and there is room for all
+    # connections. fsync is on, and the log writer's delay is 200 ms: defaults.
+    SETTINGS = ("shared_buffers=512MB", "max_wal_size=4GB", "max_connections=200")
+
+    def __init__(self, folder: Path) -> None:
+        path = postgres_program()
+        account = unprivileged()
+        folder.mkdir()
+        data = folder / "data"
+        data.mkdir(mode=0o700)
+        if account is not None:
+            # The scratch folder is ours alone; the other user passes through it by name.
+            folder.parent.chmod(0o711)
+            shutil.chown(data, account)
+        initdb = [str(path.parent / "initdb"), "-D", str(data), "-U", postgres.USER]
+        initdb += "-A trust -E UTF8 --no-locale --no-sync".split()
+        made = subprocess.run(initdb, capture_output=True, text=True, **identity(account))
+        if made.returncode:
+            raise BenchmarkError(f"initdb: {made.stderr.strip() or made.stdout.strip()}")
+        port = free_port()
+        arguments = [str(path), "-D", str(data), "-p", str(port)]
+        for setting in ("listen_addresses=127.0.0.1", "unix_socket_directories=", *self.SETTINGS):
+            arguments += ["-c", setting]
+        super().__init__(
+            arguments, port, folder, postgres.startup(), ready=postgres.READY, account=account
+        )
+
+    def run(self, sql: str) -> list[list[bytes]]:
+        """Run statements over a session of its own."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as sock:
+            return postgres.Session(sock).run(sql)
 
 
 def durable_streams(folder: Path) -> ServerProcess:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, Side, series
 from benchmarks.cases.against_floor import costs
+from benchmarks.clients import postgres
 from benchmarks.clients.loader import Sample
 from benchmarks.clients.requests import append_body, append_request, data_text, http_request
 from benchmarks.clients.watching import (
@@ -28,12 +29,14 @@ from benchmarks.clients.watching import (
 )
 from benchmarks.report.figures import Bar, Figure, Series, ratios
 from benchmarks.servers.fanout_floor import GREETING, start_fanout_floor
-from benchmarks.servers.peers import NATS_HELLO, Nats, NotInstalled, Redis, command
+from benchmarks.servers.peers import NATS_HELLO, Nats, NotInstalled, Postgres, Redis, command
 from benchmarks.servers.process import Reply, ServerProcess
 
 TOPIC = "bench"
 WAITED = "waits"  # a name of the same length
-WATCHERS = (1, 100, 1000)
+WATCHERS = (1, 10, 100, 1000)
+# Each connection of PostgreSQL is a process; a thousand of them say nothing about notifying.
+LISTENERS_MAX = 100
 LIMITS = {100: 1.5, 1000: 2.0}
 # Number of different writes before they repeat: no cache may profit from a repeated body.
 DISTINCT = 1000
@@ -47,6 +50,18 @@ NATS = Wire(
     answer=0,
     greeting=NATS_HELLO.decode(),
     noise="PING\r\n",  # sent once, two seconds after a client connected
+)
+POSTGRES = "PostgreSQL, INSERT and NOTIFY"
+NOTIFY = "WITH one AS (INSERT INTO log (data) VALUES ($1::json)) SELECT pg_notify('bench', $1)"
+LISTENING = postgres.query("LISTEN bench") + postgres.parse(b"", "SELECT 1") + postgres.SYNC
+# Listener and writer have prepared a statement when they are ready.
+POSTGRES_WIRE = Wire(
+    ready=(postgres.PARSED + postgres.READY).decode("latin-1"),
+    end='"}\0',
+    answer=-2,
+    greeting=postgres.greeting(
+        {"synchronous_commit": "off"}, postgres.parse(b"notify", NOTIFY, postgres.TEXT)
+    ).decode("latin-1"),
 )
 REDIS_CHANNEL = Wire(ready=":1\r\n", end='"}\r\n', answer=1)
 
@@ -74,6 +89,7 @@ class PeerSide:
     wire: Wire
     watcher: bytes
     write: Callable[[bytes], bytes]
+    most: int = max(WATCHERS)  # more watchers than these are not measured
 
 
 def payloads() -> list[bytes]:
@@ -143,11 +159,27 @@ def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[PeerSide], list[st
         )
     except NotInstalled as absent:
         missing.append(f"redis pub/sub and streams: not measured, {absent}")
+    try:
+        server = Postgres(bench.folder / "postgres")
+        stack.callback(server.close)
+        server.run("CREATE TABLE log (seq bigint GENERATED ALWAYS AS IDENTITY, data json)")
+        sides.append(
+            PeerSide(
+                POSTGRES,
+                server.port,
+                POSTGRES_WIRE,
+                postgres.startup() + LISTENING,
+                partial(postgres.call, b"notify"),
+                LISTENERS_MAX,
+            )
+        )
+    except NotInstalled as absent:
+        missing.append(f"PostgreSQL: not measured, {absent}")
     return sides, missing
 
 
 def fanout(bench: Bench) -> list[Figure]:
-    """1, 100 and 1,000 watchers beside the floor and the peers."""
+    """1, 10, 100 and 1,000 watchers beside the floor and the peers."""
     server, requests, proofs = prepare(bench)
     with Watchers() as client, ExitStack() as stack:
         # The floor sends what ours sent after a while: the seqs have as many digits.
@@ -178,7 +210,8 @@ def fanout(bench: Bench) -> list[Figure]:
                 floor,
                 measured(bench, client, "floor", floor.port, requests, greeted, None, count),
             )
-            for number, peer in enumerate(peers):
+            able = [peer for peer in peers if count <= peer.most]
+            for number, peer in enumerate(able):
                 watch = bench.requests(f"peer-{number}", [peer.watcher] * count)
                 client.open(peer.label, peer.port, watch, peer.wire)
                 writes = bench.requests(
@@ -188,7 +221,7 @@ def fanout(bench: Bench) -> list[Figure]:
                     bench, client, peer.label, peer.port, writes, peer.wire, proofs, count
                 )
             taken = bench.interleave(sides)
-            figures += compared(taken, count, [peer.label for peer in peers], missing)
+            figures += compared(taken, count, [peer.label for peer in able], missing)
             for group in sides:
                 client.close_group(group)
     return figures
