@@ -120,7 +120,7 @@ ROWS: Final = (
         is_drawn=False,
     ),
     Row(
-        "synced append of 100 records, 16 connections",
+        "synced append of 100, 16 connections",
         "records/s",
         {
             OURS: Side(_FSYNC_16, "class fsync"),
