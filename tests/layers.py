@@ -38,27 +38,27 @@ LAYERS: dict[str, frozenset[str]] = {
         # Backups: copies of what the disk holds. It handles files, and no rules of topics.
         "archive": "runtime values wal",
         # Services over the engine.
-        "queue": "engine runtime values",
+        "queue": "engine values",
         "routers": "engine values",
         "streams": "engine runtime values",
         "views": "engine runtime values",
         # HTTP over the services, and the process around all.
-        "api": "auth engine http queue routers runtime streams values views",
-        "settings": "auth runtime values",
-        "node": "api archive auth engine queue routers runtime settings streams values views wal",
-        "app": "api node settings values",
-        "server": "api http node runtime settings values",
+        "api": "auth engine http queue runtime streams values views",
+        "settings": "values",
+        "node": "api archive engine queue routers runtime settings streams values views wal",
+        "app": "api node settings",
+        "server": "app http runtime settings values",
         "cli": "client runtime values",
         "cli.backups": "archive cli cli.server client runtime values wal",
         "cli.torture": "cli cli.server client runtime settings values wal",
-        "cli.server": "auth cli client runtime server settings values wal",
+        "cli.server": "cli client runtime server settings values wal",
         "testing": "cli cli.server",
         "__main__": "cli server",
     }.items()
 }
 # Folders in which every module is pure: no I/O, clock, chance, thread or event loop. Elsewhere a
 # module that says `Pure.` in its docstring is held to the same rule.
-PURE_FOLDERS = ("engine.log", "engine.topic", "values", "wal.format")
+PURE_FOLDERS = ("engine.log", "engine.topic", "values", "values.texts", "wal.format")
 
 
 def layer_of(name: str) -> str | None:

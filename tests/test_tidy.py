@@ -38,11 +38,15 @@ SPARK_SAFE = (
     "wal.format.manifest",
     "wal.layout",
     "archive.continuous.places.ranges",
-    "runtime.archive_url",
+    "values.texts.archive_url",
 )
 # Modules of `spark_jobs` that only the driver loads, and what of ours they import besides.
 ON_THE_DRIVER = {"reader/places/archive.py": ("archive", "wal.fs")}
 SPARK_LIBRARIES = frozenset({"numpy", "xxhash"})
+
+# Packages beside the server's, and what all packages together may have.
+ROOMS_BESIDE = ("benchmarks", "spark_jobs", "pyspark_topics")
+FLOORS_MAX, ARROWS_MAX = 9, 65
 
 CLIENT = "the client runs in programs of others, and imports nothing of the server's"
 # Effects and the modules that own them. To add one, write why no other module can do it.
@@ -59,7 +63,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "http.exchange.flow_control": "the share of an upload, read past its transport",
         "wal.fs": "the only open, write, sync and rename",
         "wal.directory": "the pid and the boot id in the directory's marks",
-        "settings": "the environment and the number of cores",
+        "settings.settings": "the environment and the number of cores",
         "wal.segments.packing_process": "the niceness of the helper process",
         "engine.background.append_decoder": "the niceness of the helper process",
         "views.workers.view_file": "the files of views, which the database writes",
@@ -70,7 +74,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "client.front.cursors": CLIENT,
         "cli.queues.work": "the environment of a worker's command",
         "__main__": "the standard streams, before anything else is opened",
-        "auth.key_file": "the mode of the file that holds the keys",
+        "settings.key_file": "the mode of the file that holds the keys",
         "cli.stopping": "the end of a verb without clean-ups, from another thread",
     },
 }
@@ -131,7 +135,7 @@ KEPT_NAMES = {
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 ALL = load_modules()
-OPEN_PACKAGES = ("cli", "client")
+OPEN_PACKAGES = ("cli", "client", "settings")
 CODE = {n: m for n, m in ALL.items() if not m.is_package or n in OPEN_PACKAGES}
 PURE = {name: m for name, m in CODE.items() if m.is_pure}
 
@@ -236,6 +240,48 @@ def test_no_import_cycle() -> None:
     fail_with(problems, "one of these holds something that belongs further down")
 
 
+def room_of(module: str) -> str:
+    """The folder or module of the package, or the package beside it, that a module belongs to."""
+    parts = module.split(".")
+    if parts[0] == PACKAGE:
+        return parts[1] if len(parts) > 1 else ""
+    return parts[0] if parts[0] in ROOMS_BESIDE else ""
+
+
+def arrows() -> dict[str, set[str]]:
+    """Each room, and the other rooms that its modules import, also late or for types only."""
+    paths = [(room_of(f"{PACKAGE}.{module.name}"), module.path) for module in ALL.values()]
+    for room in ROOMS_BESIDE:
+        paths += [(room, path) for path in (ROOT / room).rglob("*.py")]
+    found: dict[str, set[str]] = {room: set() for room, _ in paths if room}
+    for room, path in paths:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+                if node.module == PACKAGE:
+                    names = [f"{PACKAGE}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            if room:
+                found[room] |= {room_of(name) for name in names} - {"", room}
+    return found
+
+
+def test_the_house_stands_on_few_floors() -> None:
+    """A room stands one floor above the highest room that it imports."""
+    found = arrows()
+    floors: dict[str, int] = {}
+    while len(floors) < len(found):
+        ready = [r for r in found if r not in floors and found[r] <= floors.keys()]
+        assert ready, f"a circle among {sorted(found.keys() - floors.keys())}"
+        floors |= {r: 1 + max((floors[under] for under in found[r]), default=0) for r in ready}
+    drawn = [f"{room} -> {under}" for room, unders in found.items() for under in unders]
+    assert max(floors.values()) <= FLOORS_MAX, floors
+    if len(drawn) > ARROWS_MAX:
+        fail_with(drawn, f"{len(drawn)} arrows: what two rooms use belongs into one below both")
+
+
 # -- purity and effects ------------------------------------------------------------------------
 
 
@@ -307,7 +353,7 @@ def test_effects_live_with_their_owners() -> None:
 def test_the_environment_is_read_in_settings_only() -> None:
     problems: list[str] = []
     for name, module in CODE.items():
-        if name == "settings":
+        if name == "settings.settings":
             continue
         for node in module.nodes:
             if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv"}:
@@ -441,7 +487,7 @@ def test_every_module_says_what_it_owns() -> None:
 def test_packages_hold_a_docstring_only() -> None:
     """An import here would make Spark, or a tool that wants one format, load the server.
 
-    `cli` is the command, and `client` the names that programs of others import.
+    `cli` is the command, `client` and `settings` the names that programs of others import.
     """
     problems = [
         f"{module.where}: holds more than its docstring"

@@ -1,41 +1,40 @@
 """Our server without the parts that operation adds to an append, for `operate-cost`.
 
-No keys, no request ids, no security headers, no `Host` check, no request metrics. Parts without a
-switch, because nobody should switch them off, are replaced here before the server starts. Only for
-benchmarks: `python -m benchmarks.plain_server serve`.
+Settings switch off keys and the `Host` check (`cases/operating`). Request ids, security headers and
+request metrics have no switch, because nobody should switch them off: they are replaced here before
+the server starts. Only for benchmarks: `python -m benchmarks.servers.plain_server serve`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from topics_server.api import access_log, application, direct
-from topics_server.auth import api_keys, hosts
+from topics_server.api import access_log, direct, front_door
+from topics_server.cli import main
 
 _ID = b"r"
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """A replacement that neither checks nor counts."""
-
-
-def _everybody(*_: Any) -> api_keys.Caller:
-    return api_keys.EVERYBODY
+    """A replacement that counts nothing."""
 
 
 def _one_id(_headers: Any) -> bytes:
     return _ID
 
 
+def _one_number() -> int:
+    return 1
+
+
 def strip() -> None:
     """Remove the parts; every replaced name must still exist."""
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (access_log.Observer, "answered", _nothing),
-        (hosts.Hosts, "check", _nothing),
-        (application, "authorized", _everybody),
-        (application, "request_id_of", _one_id),
-        (application, "_GUARDS", ()),
+        (front_door, "_GUARDS", ()),
+        (front_door, "request_id_of", _one_id),
         (direct, "request_id", _one_id),
+        (direct, "next_number", _one_number),
     )
     for owner, name, value in replaced:
         assert hasattr(owner, name), f"{owner} has no {name} any more"
@@ -44,6 +43,4 @@ def strip() -> None:
 
 if __name__ == "__main__":
     strip()
-    from topics_server.cli import main
-
     main()

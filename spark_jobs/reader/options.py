@@ -181,7 +181,7 @@ def place_of(path: str) -> str:
     if "://" not in path or path.startswith("file:"):
         return _local(path)
     # Only the driver parses a path; an executor that unpickles options loads nothing for it.
-    from topics_server.runtime.archive_url import parse_archive_url
+    from topics_server.values.texts.archive_url import parse_archive_url
 
     try:
         return parse_archive_url(path).text

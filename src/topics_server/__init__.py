@@ -13,6 +13,7 @@ Nothing is imported here, so that a tool may load one format module without load
 - `queue/`: queues: leases over the records of a topic.
 - `routers/`: routers: server-side forwarding from one topic into another (§6).
 - `runtime/`: the clock, metrics, logging and other services of the process.
+- `settings/`: the environment, read once into one frozen `Settings`.
 - `streams/`: Durable Streams: every topic is also a stream under `/v1/stream`.
 - `views/`: materialized views: tables that follow a topic, in SQL, with read-your-writes.
 - `values/`: leaves: values, formats of records, limits and errors. No module here does I/O.
@@ -22,5 +23,4 @@ Nothing is imported here, so that a tool may load one format module without load
 - `node/`: the running store: opens and recovers it, serves it, closes it.
 - `server`: the process: listening sockets, the event loop, signals and the exit code.
 - `testing`: fixtures for pytest: a real server for the tests of an application.
-- `settings`: the settings: the environment, read once into one frozen `Settings`.
 """

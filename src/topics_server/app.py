@@ -9,7 +9,8 @@ within its own. Recovery is a task behind the lifespan's start, so that probes t
 host that needs the store in its own start awaits `ready(events)`. A signal that stops the server
 ends the streams first: a server waits for open responses before it
 ends the lifespan, and a stream has no end of its own. `topics serve` (`server.py`) runs the same
-application on a connection of its own, which is faster and bounds slow clients.
+application on a connection of its own, which is faster and bounds slow clients; both hold an
+`OpenedStore`.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from starlette.applications import Starlette
 
-from topics_server.api.application import Application
+from topics_server.api.application import Application, build_app
 from topics_server.api.context import ServerState
 from topics_server.api.front_door import FrontDoor
 from topics_server.api.routes import build_routes
 from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
+from topics_server.node.node import Node
 from topics_server.settings import Settings, load
-from topics_server.values.errors import StartRefused, StorageError
 
 log: Final = logging.getLogger(__name__)
 
@@ -51,6 +52,62 @@ def create_app(settings: Settings | None = None) -> Starlette:
     return Application(door, lifespan)
 
 
+class OpenedStore:
+    """The store of one process, from its opening to its end; `state` is what an application serves.
+
+    `lifespan` holds one for another server's process, and `server.run` one for its own.
+    """
+
+    def __init__(self, boot: Boot) -> None:
+        self.state = boot.state
+        self._boot = boot
+
+    @classmethod
+    def open(cls, settings: Settings, open_files: int) -> Self:
+        """*Blocking.* Lock the data directory. Raises `StartRefused`."""
+        boot = Boot(Ground.open(settings, open_files))
+        boot.state.uploads.max_bytes = settings.max_receiving_bytes
+        return cls(boot)
+
+    def application(self) -> Application:
+        """An application that serves this store, and does not close it."""
+        return build_app(self.state)
+
+    async def start(self) -> str | None:
+        """Recover, and take requests; returns why the store cannot be served, if it cannot."""
+        return await self._boot.try_start()
+
+    @property
+    def report(self) -> str:
+        """What recovery found, in one line; the store is ready."""
+        return self._node.report
+
+    def on_snapshot(self, taken: Callable[[], None]) -> None:
+        """Have `taken` called after each snapshot; the store is ready."""
+        self._node.checkpointer.on_taken.append(taken)
+
+    async def reload_keys(self) -> None:
+        """Read the key file again."""
+        await self._boot.ground.reload_keys()
+
+    def begin_drain(self) -> None:
+        """Take no new requests; end every stream; answer every request that waits."""
+        self._boot.begin_drain()
+
+    async def close(self) -> None:
+        """Take the final snapshot, if the store was ready, and release the data directory."""
+        await self._boot.close()
+
+    def abandon(self) -> None:
+        """Release the data directory without having started."""
+        self._boot.abandon()
+
+    @property
+    def _node(self) -> Node:
+        assert self._boot.node is not None, "the start succeeded"
+        return self._boot.node
+
+
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     """Open the store of an application that `create_app` made; close it at the end.
@@ -61,20 +118,19 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     assert isinstance(app, Application), "create_app made it"
     settings: Any = app.door.state.settings
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    boot = Boot(await asyncio.to_thread(Ground.open, settings, open_files))
-    boot.state.uploads.max_bytes = settings.max_receiving_bytes
-    app.door.open_for(boot.state)
-    starting = asyncio.create_task(_start(boot))
+    store = await asyncio.to_thread(OpenedStore.open, settings, open_files)
+    app.door.open_for(store.state)
+    starting = asyncio.create_task(_start(store))
     loop = asyncio.get_running_loop()
     try:
-        with _on_stop(lambda: loop.call_soon_threadsafe(boot.begin_drain)):
+        with _on_stop(lambda: loop.call_soon_threadsafe(store.begin_drain)):
             yield
     finally:
-        boot.begin_drain()
-        await _streams_ended(boot.state, settings.shutdown_grace_ms / 1000)
+        store.begin_drain()
+        await _streams_ended(store.state, settings.shutdown_grace_ms / 1000)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        await boot.close()
+        await store.close()
 
 
 async def ready(app: Starlette) -> None:
@@ -83,22 +139,17 @@ async def ready(app: Starlette) -> None:
     Raises `StartRefused` where it never will.
     """
     assert isinstance(app, Application), "create_app made it"
-    state = app.door.state
-    while state.phase == "replaying":
-        await state.next_phase()
-    if state.phase != "ready":
-        raise StartRefused(f"the store is {state.phase}")
+    await app.door.state.until_ready()
 
 
-async def _start(boot: Boot) -> None:
-    try:
-        node = await boot.start()
-    except StorageError as error:
-        log.error("cannot start: %s", error)
-        if boot.state.phase == "replaying":
-            boot.state.enter("failed")
+async def _start(store: OpenedStore) -> None:
+    failure = await store.start()
+    if failure is None:
+        log.info("ready: %s", store.report)
     else:
-        log.info("ready: %s", node.report)
+        log.error("cannot start: %s", failure)
+        if store.state.phase == "replaying":
+            store.state.enter("failed")
 
 
 async def _streams_ended(state: ServerState, within_s: float) -> None:

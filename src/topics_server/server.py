@@ -2,7 +2,7 @@
 
 `run` refuses invalid settings and data with one line and exit code 1, listens while recovery runs
 (so that probes report its progress), and on SIGTERM or SIGINT stops accepting, finishes requests in
-flight and takes the final snapshot. `node/` opens and wires the store; uvicorn serves HTTP.
+flight and takes the final snapshot. `app.OpenedStore` is the store; uvicorn serves HTTP.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from typing import Any, Final, cast
 
 import uvicorn
 
-from topics_server.api.application import build_app
+from topics_server.app import OpenedStore
 from topics_server.http.connection import HttpConnection
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
-from topics_server.node.boot import Boot
-from topics_server.node.ground import Ground
-from topics_server.node.open_files import connection_files
 from topics_server.runtime import garbage_collector, logging
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
+from topics_server.runtime.open_files import connection_files
 from topics_server.settings import Settings
 from topics_server.values.errors import StartRefused, StorageError
 from topics_server.values.limits import SEND_BUFFER_BYTES
@@ -177,7 +175,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     open_files = raise_open_files()
     try:
-        boot = Boot(Ground.open(settings, open_files))
+        store = OpenedStore.open(settings, open_files)
     except StorageError as error:
         log.error("cannot start: %s", error)
         return 1
@@ -185,15 +183,14 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         listeners = bind_all(settings)
     except StartRefused as error:
         log.error("%s", error)
-        boot.abandon()
+        store.abandon()
         return 1
-    state = boot.state
-    app = build_app(state)
+    state = store.state
+    app = store.application()
     if (access := logging.access_log(settings, output)) is not None:
         app.door.observer.access = access.note
     state.log_lines_dropped = lambda: output.dropped
     state.timeouts = timeouts_with(settings, open_files)
-    state.uploads.max_bytes = settings.max_receiving_bytes
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -215,7 +212,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
     )
     new_loop = config.get_loop_factory()
     assert new_loop is not None, "uvicorn has one for uvloop"
-    return run_once(new_loop(), _serve(settings, boot, HttpServer(config), listeners))
+    return run_once(new_loop(), _serve(settings, store, HttpServer(config), listeners))
 
 
 def run_once(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
@@ -251,14 +248,14 @@ async def _end_tasks() -> None:
 
 
 async def _serve(
-    settings: Settings, boot: Boot, server: HttpServer, listeners: list[socket.socket]
+    settings: Settings, store: OpenedStore, server: HttpServer, listeners: list[socket.socket]
 ) -> int:
-    loop, state = asyncio.get_running_loop(), boot.state
+    loop, state = asyncio.get_running_loop(), store.state
 
     def stop() -> None:
         if state.phase == "ready":
             log.info("stopping: no new connections, finishing what is in flight")
-        boot.begin_drain()
+        store.begin_drain()
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -266,7 +263,7 @@ async def _serve(
     reloading: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = loop.create_task(boot.ground.reload_keys())
+        task = loop.create_task(store.reload_keys())
         reloading.add(task)
         task.add_done_callback(reloading.discard)
 
@@ -277,17 +274,16 @@ async def _serve(
     looking = asyncio.create_task(state.timeouts.run(server.server_state.connections))
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)
-    failure = await _start(boot, serving)
-    node = boot.node
+    failure = await _start(store, serving)
     if failure is not None:
         log.error("cannot start: %s", failure)
         stop()
-    elif node is not None and state.phase == "ready":
-        node.checkpointer.on_taken.append(garbage_collector.freeze)
+    elif state.phase == "ready":
+        store.on_snapshot(garbage_collector.freeze)
         state.throttle.on_change.append(garbage_collector.Collections(loop).on_pressure)
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
-        log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
+        log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, store.report)
         importing = asyncio.create_task(asyncio.to_thread(import_late))
         importing.add_done_callback(logging.log_defect)
         if not state.keys.is_on:
@@ -296,28 +292,25 @@ async def _serve(
             )
     await serving
     looking.cancel()
-    await boot.close()
+    await store.close()
     if failure is None:
         log.info("stopped")
     return 0 if failure is None else 1
 
 
-async def _start(boot: Boot, serving: asyncio.Task[None]) -> str | None:
-    """Recover while the socket answers probes; returns the error of a failed recovery.
+async def _start(store: OpenedStore, serving: asyncio.Task[None]) -> str | None:
+    """Recover while the socket answers probes; returns why the store cannot be served, if so.
 
     A signal during recovery ends `serving`; recovery is cancelled, which loses nothing.
     """
     garbage_collector.rest()
-    starting = asyncio.create_task(boot.start())
+    starting = asyncio.create_task(store.start())
     await asyncio.wait((starting, serving), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return None
     try:
-        starting.result()
-    except StorageError as error:
-        return str(error)
+        return starting.result()
     finally:
         garbage_collector.begin()
-    return None

@@ -23,6 +23,8 @@ class FakeSettings:
     max_limit: int = 1000
     ready_degraded: int = 200
     allowed_origins: frozenset[bytes] = frozenset()
+    probe_auth: bool = False
+    host_names: tuple[str, ...] | None = None
     max_watch_topics: int = 256
     max_sse_connections: int = 100
     max_sse_connections_per_key: int = 100

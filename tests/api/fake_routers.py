@@ -9,9 +9,14 @@ import dataclasses
 from collections.abc import Callable
 
 from tests.api.fake_store import FakeStore, FakeTopic
-from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import RouterDefinition, TopicConfig
+from topics_server.values.router_answers import (
+    RouterListPage,
+    RouterOutcome,
+    RouterSpec,
+    RouterState,
+)
 
 
 @dataclasses.dataclass

@@ -17,9 +17,9 @@ from topics_server.api.queues import requests as queue_bodies
 from topics_server.api.routers import requests as router_bodies
 from topics_server.api.routes import build_routes
 from topics_server.api.watch import requests as watch_bodies
-from topics_server.auth.api_keys import SCOPE_NAMES
 from topics_server.http.error_responses import STATUS_OF
 from topics_server.values.errors import Code
+from topics_server.values.texts.key_list import SCOPE_NAMES
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from tests.api.conftest import Api
-from topics_server.routers.answers import RouterSpec
 from topics_server.runtime.metrics import ROUTERS_SHOWN_MAX
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Guarantee, RouterDefinition, TagMatch
+from topics_server.values.router_answers import RouterSpec
 
 pytestmark = pytest.mark.anyio
 

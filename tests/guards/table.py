@@ -323,8 +323,8 @@ GUARDS: Final[list[Guard]] = [
         ),
     ),
     *_all(
-        "auth/key_file.py",
-        "unit/auth/test_key_file.py",
+        "settings/key_file.py",
+        "unit/settings/test_key_file.py",
         (
             "a key file that others read is refused",
             "if not is_shared and mode & _forbidden_mode(path, credentials):",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from topics_server.auth.api_keys import READ, KeyGrant
 from topics_server.settings import (
     Settings,
     SettingsError,
@@ -21,6 +20,7 @@ from topics_server.settings import (
     split_host,
     variable,
 )
+from topics_server.values.texts.key_list import READ, KeyGrant
 
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 

@@ -47,7 +47,6 @@ from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
 from topics_server.http.upload_turns import UploadTurns
 from topics_server.queue.service import QueueService
-from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import (
     ArchiveMetrics,
@@ -61,6 +60,7 @@ from topics_server.runtime.metrics import (
 )
 from topics_server.streams.service import Streams
 from topics_server.values.appends import AppendLimits, DecodedAppend
+from topics_server.values.errors import StartRefused
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.limits import INFLATED_APPENDS_MAX
 from topics_server.values.model import (
@@ -70,7 +70,14 @@ from topics_server.values.model import (
     TagMatch,
     TopicConfig,
 )
+from topics_server.values.router_answers import (
+    RouterListPage,
+    RouterOutcome,
+    RouterSpec,
+    RouterState,
+)
 from topics_server.values.storage_types import BackupState
+from topics_server.values.texts.key_list import KeyGrant
 from topics_server.views.service import Views
 
 T = TypeVar("T")
@@ -98,6 +105,16 @@ class ApiSettings(Protocol):
     @property
     def allowed_origins(self) -> frozenset[bytes]:
         """Origins whose web pages may call, as the header has them."""
+        ...
+
+    @property
+    def probe_auth(self) -> bool:
+        """Whether probes need a key, too."""
+        ...
+
+    @property
+    def host_names(self) -> tuple[str, ...] | None:
+        """The names that clients may use for this server; None: any."""
         ...
 
     @property
@@ -528,6 +545,11 @@ class ServerState(msgspec.Struct, kw_only=True):
         """Have the turns of uploads follow the budget."""
         self.upload_turns = UploadTurns(self.uploads)
 
+    def restrict_to(self, grants: Iterable[KeyGrant]) -> None:
+        """Serve the holders of these keys, under the names in the settings; no keys: everybody."""
+        self.keys = KeyRing(grants, covers_probes=self.settings.probe_auth)
+        self.hosts = Hosts(self.settings.host_names)
+
     def defer_reads(self) -> None:
         """Read connections with much input in short turns, in the order of the throttle."""
         self.read_scheduler = ReadScheduler(self.throttle)
@@ -538,6 +560,13 @@ class ServerState(msgspec.Struct, kw_only=True):
         for waiting in list(self._waiting):
             if not waiting.done():
                 waiting.set_result(None)
+
+    async def until_ready(self) -> None:
+        """Return once the store takes requests. Raises `StartRefused` if it never will."""
+        while self.phase == "replaying":
+            await self.next_phase()
+        if self.phase != "ready":
+            raise StartRefused(f"the store is {self.phase}")
 
     def next_phase(self) -> asyncio.Future[None]:
         """A future that resolves when the phase moves, even before a task waits."""

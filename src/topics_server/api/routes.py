@@ -16,8 +16,9 @@ from topics_server.api.topics import handlers as topics
 from topics_server.api.views import handlers as views
 from topics_server.api.watch import handlers as watch
 from topics_server.api.websocket import handlers as ws
-from topics_server.auth.api_keys import ADMIN, ANY_KEY, DELETE, PROBE, READ, WRITE
+from topics_server.auth.api_keys import ANY_KEY, PROBE
 from topics_server.values.limits import STREAMS_PATH
+from topics_server.values.texts.key_list import ADMIN, DELETE, READ, WRITE
 
 
 def build_routes(mount: str = STREAMS_PATH) -> Routes:

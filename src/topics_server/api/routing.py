@@ -13,9 +13,9 @@ from urllib.parse import unquote_to_bytes
 
 from topics_server.api.messages.path_names import name_of, router_name_of, stream_path_of
 from topics_server.api.request import Handler
-from topics_server.auth.api_keys import WRITE
 from topics_server.runtime.metrics import RequestMetrics
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX
+from topics_server.values.texts.key_list import WRITE
 
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192

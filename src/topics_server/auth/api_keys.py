@@ -1,55 +1,27 @@
-"""API keys: their syntax, scopes and prefixes, and finding the key of a token. Pure.
+"""API keys: the rights of a caller, and finding the key of a token. Pure.
 
-Owns the text form of keys, their digests, and the one comparison of a token with them. Invariants:
-no plaintext is kept after the call that receives it, and no message holds any part of an entry. A
-`Key` stays the same object while its digest is configured, so its counters survive a reload.
-Without keys, every caller may do everything. Called by `settings` (text), `node` (the key ring) and
-`auth/authorize` (tokens).
+Owns the one comparison of a token with the digests of the keys; `values/texts/key_list` reads their
+text form. Invariants: no token is kept after the call that receives it. A `Key` stays the same
+object while its digest is configured, so its counters survive a reload. Without keys, every caller
+may do everything. Called by `api/context` (the key ring) and `auth/authorize` (tokens).
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from hmac import compare_digest
 from typing import Final
 
-import msgspec
-
 from topics_server.values.model import is_hashed_name
+from topics_server.values.texts.key_list import ALL, KeyGrant
 
-READ: Final = 1
-WRITE: Final = 2
-DELETE: Final = 4
-ADMIN: Final = 8
-ALL: Final = READ | WRITE | DELETE | ADMIN
 # Rights beside scopes: any key; or a key only if probes require one.
 ANY_KEY: Final = 0
 PROBE: Final = -1
 
-SCOPE_NAMES: Final = {"read": READ, "write": WRITE, "delete": DELETE, "admin": ADMIN}
-_SCOPES: Final = {name[0]: scope for name, scope in SCOPE_NAMES.items()} | SCOPE_NAMES
-_SCOPES["rw"] = READ | WRITE
-
-# The characters of a bearer token, except those that separate entries and their fields.
-_SECRET: Final = re.compile(r"[\x21-\x2b\x2d-\x39\x3b-\x7e]+")
-# The first characters of a topic's or a router's name.
-_PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 _BEARER: Final = b"bearer "
 _OWNER: Final = b"topics-owner:"
-
-
-class KeysError(ValueError):
-    """An invalid list of keys; the message has one line and no part of the list."""
-
-
-class KeyGrant(msgspec.Struct, frozen=True):
-    """One configured key: the SHA-256 of its secret, its scopes, and its prefixes; none: any."""
-
-    digest: bytes
-    scopes: int
-    prefixes: tuple[str, ...] = ()
 
 
 class Caller:
@@ -234,75 +206,3 @@ def bearer_token(authorization: bytes | None) -> bytes | None:
     if authorization is None or authorization[:7].lower() != _BEARER:
         return None
     return authorization[7:].strip(b" \t") or None
-
-
-# --- the text form ----------------------------------------------------------------------------
-
-
-def parse_keys(text: str) -> tuple[KeyGrant, ...]:
-    """The keys of `TOPICS_API_KEYS`: entries separated by commas. Raises `KeysError`."""
-    entries = [(f"entry {number}", part) for number, part in enumerate(text.split(","), 1)]
-    return _grants(entries)
-
-
-def parse_key_lines(text: str) -> tuple[KeyGrant, ...]:
-    """The keys of a file: one entry a line; blank lines and lines with `#` first are skipped.
-
-    Raises `KeysError`, also if there is no entry.
-    """
-    lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
-    entries = [(where, line) for where, line in lines if line.strip()[:1] not in ("", "#")]
-    if not entries:
-        raise KeysError("there is no key")
-    return _grants(entries)
-
-
-def _grants(entries: Iterable[tuple[str, str]]) -> tuple[KeyGrant, ...]:
-    origins: dict[bytes, str] = {}
-    found: list[KeyGrant] = []
-    for where, entry in entries:
-        try:
-            grant = _grant(entry.strip())
-        except KeysError as error:
-            raise KeysError(f"{where} {error}") from None
-        if grant.digest in origins:
-            raise KeysError(f"{where} has the key of {origins[grant.digest]} again")
-        origins[grant.digest] = where
-        found.append(grant)
-    return tuple(found)
-
-
-def _grant(entry: str) -> KeyGrant:
-    """`key`, `key:scopes` or `key:scopes:prefixes`."""
-    secret, _, rest = entry.partition(":")
-    scopes, _, prefixes = rest.partition(":")
-    if not secret:
-        raise KeysError("has no key")
-    if _SECRET.fullmatch(secret) is None:
-        raise KeysError(
-            "has a key with a character that is not allowed: a key is visible ASCII without "
-            "comma and colon"
-        )
-    digest = hashlib.sha256(secret.encode("ascii")).digest()
-    return KeyGrant(digest, _parse_scopes(scopes), _parse_prefixes(prefixes))
-
-
-def _parse_scopes(text: str) -> int:
-    scopes = 0 if text else ALL
-    for word in text.split("+") if text else ():
-        if word not in _SCOPES:
-            raise KeysError(
-                "has an unknown scope; scopes are read, write, delete, admin (or r, w, d, a, rw), "
-                "joined by +"
-            )
-        scopes |= _SCOPES[word]
-    return scopes
-
-
-def _parse_prefixes(text: str) -> tuple[str, ...]:
-    if not text:
-        return ()
-    prefixes = text.split("|")
-    if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
-        raise KeysError("has a prefix with which no name of a topic or router can start")
-    return tuple(dict.fromkeys(prefixes))

@@ -17,7 +17,6 @@ from topics_server.auth.api_keys import (
     ANY_KEY,
     EVERYBODY,
     PROBE,
-    SCOPE_NAMES,
     Caller,
     KeyRing,
     Recalled,
@@ -25,7 +24,8 @@ from topics_server.auth.api_keys import (
 )
 from topics_server.auth.tickets import Tickets
 from topics_server.values.errors import Code, TopicsError, clipped
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.key_list import SCOPE_NAMES
+from topics_server.values.texts.query_string import parse_query
 
 _NO_KEY: Final = "this server requires a key: send Authorization: Bearer <key>"
 _UNKNOWN_KEY: Final = "this server does not know the key"

@@ -7,15 +7,13 @@ that sends no `Host` is not a browser. Ports are ignored. Called by `api/applica
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.texts.host_names import normal_host
 
-LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-_HOST: Final = re.compile(r"\[([0-9a-f:.]+)\]|([a-z0-9._-]+)")
 _PORT: Final = re.compile(rb":[0-9]*\Z")
 # Spellings that were accepted before.
 _KNOWN_MAX: Final = 256
@@ -42,27 +40,3 @@ class Hosts:
             )
         if len(self._known) < _KNOWN_MAX:
             self._known.add(host)
-
-
-def normal_host(text: str) -> str | None:
-    """A host in normal form: lower case, one spelling per address; None if invalid."""
-    match = _HOST.fullmatch(text)
-    if match is None:
-        return None
-    name = match[1] or match[2]
-    try:
-        return ipaddress.ip_address(name).compressed
-    except ValueError:
-        return None if match[1] else name
-
-
-def split_hosts(text: str) -> list[str]:
-    """The normal names of a comma-separated list; ValueError if one is invalid."""
-    found: list[str] = []
-    for part in filter(None, (part.strip().lower() for part in text.split(","))):
-        bracketed = f"[{part}]" if part.count(":") > 1 and not part.startswith("[") else part
-        name = normal_host(bracketed)
-        if name is None:
-            raise ValueError(f"{part} is not a host name")
-        found.append(name)
-    return found

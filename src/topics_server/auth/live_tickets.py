@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 from topics_server.auth.api_keys import Caller, Key, KeyRing
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 LIVE_TICKET_TTL_MS: Final = 3_600_000
 _FORM: Final = re.compile(r"live_([0-9a-f]{1,16})_([0-9a-f]{32})_([0-9a-f]{64})")

@@ -22,7 +22,7 @@ from typing import Final
 
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import ECHO_BYTES_MAX
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 _CHANGING: Final = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _OWN_SITES: Final = frozenset((b"same-origin", b"none"))

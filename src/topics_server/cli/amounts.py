@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from topics_server.runtime.amounts import (
+from topics_server.values.texts.amounts import (
     SECOND_MS,
     duration_text,
     parse_duration,

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from topics_server.cli.connection import CallRefused, ServerConnection
-from topics_server.runtime.amounts import duration_text, size_text
+from topics_server.values.texts.amounts import duration_text, size_text
 
 # Each entry takes a request of about a millisecond, so a table of this length takes a second.
 DETAILED_MAX: Final = 1000

@@ -4,7 +4,6 @@
 - `backups`: backups of the running store, one at a time.
 - `ground`: the locked directory and everything else that exists before recovery.
 - `mending`: fetches whole copies of damaged segments from the archive.
-- `open_files`: how the process divides the files that it may have open. Pure.
 - `boot`: recovers the store, opens its journal and wires its services into a `Node`.
 - `node`: the complete running store: its parts, its facts, its stop.
 """

@@ -93,6 +93,14 @@ class Boot:
         """Release the directory without having started."""
         self.ground.release()
 
+    async def try_start(self) -> str | None:
+        """Start; returns why the directory cannot be served, if it cannot."""
+        try:
+            await self.start()
+        except StorageError as error:
+            return str(error)
+        return None
+
     # --- start ----------------------------------------------------------------------------
 
     async def start(self) -> Node:

@@ -14,7 +14,6 @@ from typing import Self
 import msgspec
 
 from topics_server.api.context import ServerState
-from topics_server.auth.api_keys import KeyRing, KeysError
 from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.projections import Projections
@@ -23,17 +22,18 @@ from topics_server.engine.pressure.priority import effective_priority
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.registry import Registry
-from topics_server.node.open_files import store_files
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.routers.router_table import RouterTable
 from topics_server.runtime.clock import SystemClock, random_u64
 from topics_server.runtime.metrics import DiskFacts, log
+from topics_server.runtime.open_files import store_files
 from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
 from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, VIEWS_ID
 from topics_server.values.errors import StartRefused, StorageError
 from topics_server.values.storage_types import Offload
+from topics_server.values.texts.key_list import KeysError
 from topics_server.views.processes import Applying, Querying, QueryPool, ViewProcess
 from topics_server.views.view_table import ViewTable
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
@@ -184,12 +184,11 @@ class Ground:
         state = ServerState(
             settings=settings,
             progress=lambda: 0.0,
-            keys=KeyRing(grants, covers_probes=settings.probe_auth),
-            hosts=settings.hosts,
             disk=self._disk_facts,
             throttle=Throttle(self._priority_of),
             large_appends=LargeAppends(self.append_limits),
         )
+        state.restrict_to(grants)
         state.defer_reads()
         return state
 

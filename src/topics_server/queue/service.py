@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
@@ -44,10 +45,11 @@ from topics_server.queue.leases.lease_book import LeaseBook
 from topics_server.queue.leases.lease_log import LeaseLogs
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.queue.step_clock import StepClock
-from topics_server.runtime.metrics import log
 from topics_server.values.entries import LeasesExtended, LeasesReleased
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.model import TagMatch, TopicConfig, TopicType
+
+log: Final = logging.getLogger(__name__)
 
 # A member of an enum costs a lookup, and every claim and ack asks.
 _QUEUE: Final = TopicType.QUEUE

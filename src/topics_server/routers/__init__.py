@@ -1,6 +1,5 @@
 """Routers: server-side forwarding from one topic into another (§6).
 
-- `answers`: the values that the router service takes and returns.
 - `copy_dedupe`: which copies a destination already holds (`exactly_once`, §6).
 - `fetches`: reads sealed blocks for the next pages of routers.
 - `forward`: computes one router's copies of a source page: filter, hops, dedupe.

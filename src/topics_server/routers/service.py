@@ -18,12 +18,17 @@ from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
-from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
 from topics_server.routers.pump import Pump
 from topics_server.routers.router_table import Router, RouterTable
 from topics_server.values.entries import CursorMoved, RouterDeleted, RouterEntry, RouterPut
 from topics_server.values.errors import Code, TopicsError, topic_not_found
 from topics_server.values.model import RouterDefinition
+from topics_server.values.router_answers import (
+    RouterListPage,
+    RouterOutcome,
+    RouterSpec,
+    RouterState,
+)
 
 # Give up when the topic is dropped this many times while the router is being created.
 _TRIES_MAX: Final = 8

@@ -1,7 +1,5 @@
 """The clock, metrics, logging and other services of the process.
 
-- `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
-- `archive_url`: the URL of an archive: which kind of store, and where in it.
 - `backup_metrics`: the rows of the metrics of backups, of the archive and of the scrub.
 - `clock`: the clock: wall time, monotonic time, random ids.
 - `garbage_collector`: schedules Python's garbage collector so that no loop turn is long.
@@ -10,7 +8,7 @@
 - `metric_rows`: the types of the table of metrics.
 - `metric_table`: every metric, once: name, kind, help and getter.
 - `metrics`: counters and histograms, and the snapshot a scrape reads.
+- `open_files`: how the process divides the files that it may have open. Pure.
 - `prometheus`: renders metrics as Prometheus text (format 0.0.4) or JSON values.
-- `setting_values`: how the text of a setting becomes a value. Pure.
 - `thread_offload`: runs the engine's blocking calls on a thread pool.
 """

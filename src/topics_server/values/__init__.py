@@ -10,7 +10,8 @@
 - `json_shape`: measures the depth and size of JSON without decoding it.
 - `limits`: every hard limit of the server, and the relations between limits.
 - `model`: shared values: topic configuration, gates, tag matches, names, losses.
-- `query_string`: decodes the query string of a request.
 - `record_codecs`: the body formats of an append: JSON records, stream bodies, router copies.
+- `router_answers`: the values that the router service takes and returns.
 - `storage_types`: values that engine and storage exchange beside entries and blocks.
+- `texts/`: texts that people write, in settings, options and URLs, as values.
 """

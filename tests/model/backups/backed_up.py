@@ -22,7 +22,6 @@ from topics_server.archive.restore import restore
 from topics_server.engine.store import Store
 from topics_server.engine.topic.applied import Applied
 from topics_server.node.backups import Backups
-from topics_server.routers.answers import RouterSpec
 from topics_server.values.appends import decode_append
 from topics_server.values.copies import ReplayPayloads
 from topics_server.values.entries import (
@@ -42,6 +41,7 @@ from topics_server.values.model import (
     TopicType,
 )
 from topics_server.values.record_codecs import decode_body
+from topics_server.values.router_answers import RouterSpec
 from topics_server.wal.tools.dump import verify
 
 FOLDER = "backups"

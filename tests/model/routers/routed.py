@@ -32,7 +32,6 @@ from topics_server.engine.store import Store
 from topics_server.node.boot import Boot, Writers
 from topics_server.node.node import Node
 from topics_server.routers import pump, routes
-from topics_server.routers.answers import RouterSpec
 from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, StartRefused, StorageError, TopicsError
 from topics_server.values.model import (
@@ -44,6 +43,7 @@ from topics_server.values.model import (
     TopicConfig,
     TopicType,
 )
+from topics_server.values.router_answers import RouterSpec
 from topics_server.values.storage_types import ReplayStart
 from topics_server.wal.tools.dump import verify
 

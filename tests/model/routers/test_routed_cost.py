@@ -10,9 +10,9 @@ import pytest
 from tests.model.world import World
 from topics_server.engine.answers import ReadRequest
 from topics_server.node.node import Node
-from topics_server.routers.answers import RouterSpec
 from topics_server.values.appends import decode_append
 from topics_server.values.model import RouterDefinition, TopicConfig
+from topics_server.values.router_answers import RouterSpec
 from topics_server.wal.journal.wal_file import Sizes
 
 RECORDS: Final = 10

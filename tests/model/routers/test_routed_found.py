@@ -10,9 +10,9 @@ from tests.model.world import World
 from tests.storage.fake_disk import Mode
 from topics_server.engine.answers import ReadRequest
 from topics_server.node.node import Node
-from topics_server.routers.answers import RouterSpec
 from topics_server.values.appends import decode_append
 from topics_server.values.model import Durability, RouterDefinition, TagMatch, TopicConfig
+from topics_server.values.router_answers import RouterSpec
 
 _SEEDS = range(12)
 

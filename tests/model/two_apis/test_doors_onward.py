@@ -16,7 +16,6 @@ from topics_server.api.queues.responses import render_job
 from topics_server.engine.answers import ReadRequest
 from topics_server.engine.topic.applied import Applied
 from topics_server.queue.answers import ClaimResult
-from topics_server.routers.answers import RouterSpec
 from topics_server.streams.values import BEGINNING, AppendAsked, CreateAsked
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import Entry, RecordsAppended
@@ -29,6 +28,7 @@ from topics_server.values.model import (
     TopicConfig,
     TopicType,
 )
+from topics_server.values.router_answers import RouterSpec
 
 PICTURE: Final = "image/png"
 EVERY: Final = bytes(range(256))

@@ -9,8 +9,9 @@ import pytest
 
 from topics_server.api.request import Request, held_by
 from topics_server.api.request_body import ClientGoneError
-from topics_server.auth.api_keys import EVERYBODY, Caller, KeyRing, parse_keys
+from topics_server.auth.api_keys import EVERYBODY, Caller, KeyRing
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.texts.key_list import parse_keys
 
 pytestmark = pytest.mark.anyio
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from topics_server.auth.api_keys import (
-    ANY_KEY,
-    EVERYBODY,
-    PROBE,
-    READ,
-    WRITE,
-    KeyRing,
-    parse_keys,
-)
+from topics_server.auth.api_keys import ANY_KEY, EVERYBODY, PROBE, KeyRing
 from topics_server.auth.authorize import authorized, authorized_stream, check_name, check_scopes
 from topics_server.auth.tickets import Tickets
 from topics_server.http.error_responses import headers_of
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.texts.key_list import READ, WRITE, parse_keys
 
 RING = KeyRing(parse_keys("reader:r,writer:w:t.,all"))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topics_server.auth.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
+from topics_server.auth.hosts import Hosts
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.texts.host_names import LOOPBACK_NAMES
 
 LOCAL = Hosts(LOOPBACK_NAMES)
 
@@ -49,11 +50,3 @@ def test_a_request_without_host_is_no_browser() -> None:
 
 def test_any_name_is_taken_where_there_is_no_list() -> None:
     Hosts().check(b"anything")
-
-
-def test_lists_are_normal() -> None:
-    assert split_hosts("A.example, ::1,[0::2] ,") == ["a.example", "::1", "::2"]
-    assert normal_host("[localhost]") is None
-    for bad in ("a b", "a/b", "http://a", "a:4000", "[x]"):
-        with pytest.raises(ValueError, match="is not a host name"):
-            split_hosts(bad)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from topics_server.auth.api_keys import KeyRing, parse_keys
+from topics_server.auth.api_keys import KeyRing
 from topics_server.auth.live_tickets import LIVE_TICKET_TTL_MS, issue, redeem, subscription_of
+from topics_server.values.texts.key_list import parse_keys
 
 RING = KeyRing(parse_keys("one:read:t.,two"))
 ONE, TWO = RING.keys

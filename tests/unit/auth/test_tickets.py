@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from topics_server.auth import tickets as module
-from topics_server.auth.api_keys import KeyRing, parse_keys
+from topics_server.auth.api_keys import KeyRing
 from topics_server.auth.tickets import TICKET_TTL_MS, Tickets
+from topics_server.values.texts.key_list import parse_keys
 
 CALLER = KeyRing(parse_keys("one")).keys[0].caller
 

@@ -24,10 +24,10 @@ from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import admit
 from topics_server.api.request import Request, Response
 from topics_server.api.topics.config_requests import ignored_members
-from topics_server.auth.api_keys import ADMIN, READ, WRITE
 from topics_server.auth.authorize import check_scopes
 from topics_server.engine.answers import ConsumerState
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.key_list import ADMIN, READ, WRITE
+from topics_server.values.texts.query_string import parse_query
 
 
 def _shown(state: ConsumerState) -> dict[str, Any]:

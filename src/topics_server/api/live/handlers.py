@@ -17,10 +17,10 @@ from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
 from topics_server.api.request import Answer, EventStream, Receive, Request, Response, Send
 from topics_server.api.watch.sse import STREAM_HEADERS
-from topics_server.auth.api_keys import READ, WRITE
 from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.auth.live_tickets import LIVE_TICKET_TTL_MS, issue, subscription_of
 from topics_server.runtime.clock import now_ms
+from topics_server.values.texts.key_list import READ, WRITE
 
 _PROOFS: Final = ("ticket", "token")
 

@@ -30,7 +30,7 @@ from topics_server.values.limits import (
     PAGE_BYTES_MAX,
 )
 from topics_server.values.model import is_name_prefix, is_topic_name
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 _STARTS: Final = ("from_seq", "since", "last", "tail")
 

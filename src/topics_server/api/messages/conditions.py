@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from topics_server.api.messages.filters import decode_filter, filter_of
-from topics_server.auth.api_keys import READ, WRITE, Caller
+from topics_server.auth.api_keys import Caller
 from topics_server.auth.authorize import check_scopes
 from topics_server.engine.filters import AllOf, AnyOf, Filter, Not, TagLeaf
 from topics_server.engine.topic.writes.condition import Condition
@@ -22,6 +22,7 @@ from topics_server.values.appends import decode_json
 from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import CONDITION_BYTES_MAX, U64_MAX
 from topics_server.values.model import SentCondition, TagMatch
+from topics_server.values.texts.key_list import READ, WRITE
 
 IF_MATCH: Final = b"if-match"
 _ABSENT: Final = msgspec.Raw(b"")

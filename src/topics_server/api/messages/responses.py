@@ -25,9 +25,9 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterState
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.model import Durability, RouterDefinition, StreamFacts, TopicConfig
+from topics_server.values.router_answers import RouterListPage, RouterOutcome, RouterState
 
 _encode: Final = orjson.dumps
 _WRITE_PERFORMANCE: Final = (

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from topics_server.engine.answers import Moment
-from topics_server.runtime.amounts import parse_duration
 from topics_server.values.errors import clipped, invalid
 from topics_server.values.limits import TIME_CHARS_MAX, U64_MAX
+from topics_server.values.texts.amounts import parse_duration
 
 _PLAIN: Final = re.compile(r"[0-9]{1,20}")
 _RFC_3339: Final = re.compile(

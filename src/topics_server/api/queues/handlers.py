@@ -55,7 +55,7 @@ from topics_server.api.request import (
 from topics_server.api.watch.broadcast import FAILED, BroadcastStream
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
-from topics_server.auth.api_keys import READ, WRITE, Caller
+from topics_server.auth.api_keys import Caller
 from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.engine.topic.topic import Topic
 from topics_server.http.error_responses import status_of
@@ -65,7 +65,8 @@ from topics_server.queue.push import Push
 from topics_server.queue.service import QueueService
 from topics_server.runtime.clock import now_ms
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.key_list import READ, WRITE
+from topics_server.values.texts.query_string import parse_query
 
 # Returns when no answer may be sent any more.
 Gone = Callable[[], Awaitable[None]]

@@ -20,7 +20,7 @@ from topics_server.values.limits import (
     PAGE_BYTES_MAX,
     SEQ_MAX,
 )
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 _STARTS: Final = ("from_seq", "since", "last")
 

@@ -37,7 +37,6 @@ from topics_server.api.messages.trace_headers import TRACEPARENT, trace_of
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
-from topics_server.auth.api_keys import READ, WRITE
 from topics_server.auth.authorize import check_scopes
 from topics_server.engine.answers import Appended, Page, ReadAs, ReadRequest
 from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
@@ -46,8 +45,9 @@ from topics_server.values.appends import DecodedAppend, decode_append
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.values.model import ProducerStamp, SentCondition
-from topics_server.values.query_string import parse_query
 from topics_server.values.record_codecs import with_trace
+from topics_server.values.texts.key_list import READ, WRITE
+from topics_server.values.texts.query_string import parse_query
 
 
 class _Append(msgspec.Struct, frozen=True, gc=False):

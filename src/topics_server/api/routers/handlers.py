@@ -21,7 +21,7 @@ from topics_server.api.routers.requests import ROUTER_MEMBERS, decode_router, qu
 from topics_server.api.topics.config_requests import ignored_members
 from topics_server.auth.authorize import check_name
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 
 def _admitted(state: ServerState) -> Routers:

@@ -18,10 +18,10 @@ from topics_server.api.messages.requests import (
     query_page_size,
     tag_match,
 )
-from topics_server.routers.answers import RouterSpec
 from topics_server.values.errors import invalid
 from topics_server.values.limits import MATCH_PARTS
 from topics_server.values.model import Guarantee, RouterDefinition, is_router_name, is_topic_name
+from topics_server.values.router_answers import RouterSpec
 
 
 class _Put(msgspec.Struct, gc=False, rename={"start": "from"}):

@@ -51,7 +51,6 @@ from topics_server.api.streams.request_headers import (
     resumed_at,
 )
 from topics_server.api.streams.whole_reader import WholeReader
-from topics_server.auth.api_keys import READ
 from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.http.error_responses import Headers
 from topics_server.http.responses import lines_of, wants_gzip
@@ -60,6 +59,7 @@ from topics_server.streams.paths import topic_of
 from topics_server.streams.service import Streams
 from topics_server.streams.values import Position, StreamAppended, StreamPage, StreamView
 from topics_server.values.errors import invalid
+from topics_server.values.texts.key_list import READ
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
 

@@ -34,7 +34,7 @@ from topics_server.values.limits import (
     STREAM_TYPE_CHARS_MAX,
     U64_MAX,
 )
-from topics_server.values.query_string import query_pairs
+from topics_server.values.texts.query_string import query_pairs
 
 Headers = Mapping[bytes, bytes]
 Live = Literal["", "long-poll", "sse"]

@@ -40,7 +40,7 @@ from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.http.responses import lines_of
 from topics_server.values.errors import topic_not_found
 from topics_server.values.model import TopicConfig
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 
 async def put_topic(state: ServerState, request: Request) -> Response:

@@ -30,7 +30,7 @@ from topics_server.api.views.responses import (
 )
 from topics_server.api.watch.sse import STREAM_HEADERS
 from topics_server.values.errors import invalid
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 from topics_server.views.service import Views
 
 

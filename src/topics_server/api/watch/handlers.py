@@ -34,7 +34,7 @@ from topics_server.api.watch.sse import (
     error_frame,
 )
 from topics_server.api.watch.starts import begin_seqs
-from topics_server.auth.api_keys import READ, WRITE, Caller
+from topics_server.auth.api_keys import Caller
 from topics_server.auth.authorize import check_name, check_scopes, unauthorized
 from topics_server.auth.tickets import TICKET_TTL_MS
 from topics_server.engine.filters import Matcher
@@ -46,7 +46,8 @@ from topics_server.http.sockets import until_left
 from topics_server.runtime.clock import monotonic_ms, random_id
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import FILTER_BYTES_MAX, U64_MAX
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.key_list import READ, WRITE
+from topics_server.values.texts.query_string import parse_query
 
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
 _TICKET_BYTES: Final = 16

@@ -45,7 +45,7 @@ from topics_server.api.websocket.commands import (
     decode_command,
 )
 from topics_server.api.websocket.prefixes import SocketPrefixes
-from topics_server.auth.api_keys import ADMIN, EVERYBODY, READ, WRITE, Caller
+from topics_server.auth.api_keys import EVERYBODY, Caller
 from topics_server.auth.authorize import (
     SUBPROTOCOL,
     authorized_socket,
@@ -62,6 +62,7 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import Code, StorageError, TopicsError, clipped, invalid
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX, KIB, WS_UNANSWERED_BYTES_MAX
+from topics_server.values.texts.key_list import ADMIN, READ, WRITE
 
 # Commands of one socket that run in one loop turn.
 _COMMANDS_A_TURN: Final = 16

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from topics_server.cli.connection import Failure
-from topics_server.runtime.archive_url import parse_archive_url
 from topics_server.values.errors import StorageError
+from topics_server.values.texts.archive_url import parse_archive_url
 
 if TYPE_CHECKING:
     from topics_server.archive.continuous.moments import Moments, RestorePoint

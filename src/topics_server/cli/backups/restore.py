@@ -16,8 +16,8 @@ import msgspec
 from topics_server.cli.backups.archive_source import finder, opened
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import format_options, note, show_object
-from topics_server.runtime.archive_url import is_url
 from topics_server.values.errors import StorageError
+from topics_server.values.texts.archive_url import is_url
 
 if TYPE_CHECKING:
     from topics_server.archive.continuous.moments import Moments, RestorePoint

@@ -27,7 +27,7 @@ from topics_server.cli.durable_streams.stream_following import Live, StreamFollo
 from topics_server.cli.json_input import json_value
 from topics_server.cli.output import confirm, format_options, note, one_line, show_object
 from topics_server.cli.stopping import stopped_by_reader
-from topics_server.runtime.amounts import SECOND_MS
+from topics_server.values.texts.amounts import SECOND_MS
 
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024

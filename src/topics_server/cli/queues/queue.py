@@ -29,8 +29,8 @@ from topics_server.cli.output import (
     write_line,
 )
 from topics_server.cli.queues.queue_board import command as show
-from topics_server.runtime.amounts import duration_text
 from topics_server.runtime.clock import now_ms, random_id
+from topics_server.values.texts.amounts import duration_text
 
 CALL_JOBS: Final = 500
 # Long enough to acknowledge claimed jobs, short enough to wait for after a crash.

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import click
 
-from topics_server.auth.key_file import KeysError, first_key
 from topics_server.cli.connection import CallRefused, Failure, ServerConnection
 from topics_server.cli.output import format_options, show_object
 from topics_server.cli.server.flags import loaded
 from topics_server.settings import Settings
+from topics_server.settings.key_file import first_key
+from topics_server.values.texts.key_list import KeysError
 
 TIMEOUT_S = 4.0
 # A server that listens on all addresses is reached through loopback.

@@ -12,8 +12,8 @@ from topics_server.cli.connection import ServerConnection, server_options, topic
 from topics_server.cli.details import TopicDetails, age, fetched, jobs
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import format_options
-from topics_server.runtime.amounts import size_text
 from topics_server.runtime.clock import now_ms
+from topics_server.values.texts.amounts import size_text
 
 COLUMNS: Final = ("topic", "type", "records", "size", "written", "durability", "about")
 NUMBERS: Final = ("records", "size", "written")

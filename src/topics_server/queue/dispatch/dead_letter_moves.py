@@ -11,6 +11,7 @@ move failed. A redrive takes the dead letters of one queue, a bounded number per
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -28,12 +29,13 @@ from topics_server.queue.leases.jobs import DeadJob
 from topics_server.queue.leases.lease_book import LeaseBook
 from topics_server.queue.leases.lease_log import LeaseLogs, lease_event
 from topics_server.queue.leases.lease_table import LeaseTable
-from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
 from topics_server.values.entries import Source
 from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.limits import MIB, MOVE_RECORDS_MAX, PAGE_BYTES_MAX
 from topics_server.values.model import TagMatch, TopicType
+
+log: Final = logging.getLogger(__name__)
 
 # Pause before a dead job is moved again after its dead-letter topic refused it.
 _RETRY_MS: Final = 1_000

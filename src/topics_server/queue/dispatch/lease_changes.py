@@ -7,7 +7,9 @@ notified. This module decides nothing. Called by `queue/service`, `queue/dispatc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from topics_server.engine.commit.gates import gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
@@ -18,9 +20,10 @@ from topics_server.queue.leases.jobs import Claim, LostLease, seqs_of
 from topics_server.queue.leases.lease_book import LeaseBook
 from topics_server.queue.leases.lease_log import Event, LeaseEvent, LeaseLogs, lease_event
 from topics_server.queue.leases.lease_table import LeaseTable
-from topics_server.runtime.metrics import log
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesReleased
 from topics_server.values.errors import TopicsError
+
+log: Final = logging.getLogger(__name__)
 
 
 class Leasing:

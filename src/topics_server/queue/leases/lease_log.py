@@ -9,6 +9,7 @@ thread only.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, Literal, Protocol
@@ -17,10 +18,11 @@ import msgspec
 
 from topics_server.engine.answers import Appended
 from topics_server.queue.leases.jobs import lease_text
-from topics_server.runtime.metrics import log
 from topics_server.values.appends import DecodedAppend, decode_append
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.model import TopicConfig
+
+log: Final = logging.getLogger(__name__)
 
 Event = Literal["claimed", "acked", "released", "extended", "expired", "dead_lettered"]
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.api.messages.conditions import condition_of
-from topics_server.auth.api_keys import EVERYBODY, READ, WRITE, Caller
+from topics_server.auth.api_keys import EVERYBODY, Caller
 from topics_server.engine.filters import AnyOf, TagLeaf
 from topics_server.engine.topic.writes.condition import Condition
 from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import U64_MAX
 from topics_server.values.model import SentCondition, TagMatch
+from topics_server.values.texts.key_list import READ, WRITE
 
 WRITER = Caller(None, WRITE, ())
 READER_TOO = Caller(None, READ | WRITE, ())

@@ -22,7 +22,7 @@ from topics_server.engine.answers import ReadRequest
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.json_cache import DATA, META, TAGS
 from topics_server.values.model import Durability, TagMatch, TopicConfig, TopicType
-from topics_server.values.query_string import parse_query
+from topics_server.values.texts.query_string import parse_query
 
 U64 = 2**64 - 1
 NOT_U64 = ("-1", "1.0", "1e3", '"1"', "true", str(2**64), "[]", "{}")

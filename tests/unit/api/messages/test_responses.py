@@ -34,7 +34,6 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterState
 from topics_server.values.blocks import make_block
 from topics_server.values.json_cache import DATA, META, JsonCache
 from topics_server.values.model import (
@@ -45,6 +44,7 @@ from topics_server.values.model import (
     TagMatch,
     TopicConfig,
 )
+from topics_server.values.router_answers import RouterListPage, RouterOutcome, RouterState
 
 TIME_MS = 1_748_450_001_000
 

@@ -11,9 +11,9 @@ import pytest
 
 from topics_server.api.messages.requests import encode_cursor
 from topics_server.api.routers.requests import RouterQuery, decode_router, query_routers
-from topics_server.routers.answers import RouterSpec
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Guarantee, RouterDefinition, TagMatch
+from topics_server.values.router_answers import RouterSpec
 
 LEAST: dict[str, Any] = {"source": "orders", "dest": "audit"}
 

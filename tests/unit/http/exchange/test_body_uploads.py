@@ -14,7 +14,7 @@ import pytest
 from tests.unit.api.test_direct import JSON, Side, request
 from tests.unit.http.exchange.test_joined_writes import turns
 from tests.unit.http.test_connection_bounds import WAITS, Clock
-from topics_server.auth.api_keys import KeyRing, parse_keys
+from topics_server.auth.api_keys import KeyRing
 from topics_server.http import connection
 from topics_server.http.connection import HttpConnection
 from topics_server.http.read_scheduler import ReadScheduler
@@ -22,6 +22,7 @@ from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
 from topics_server.http.upload_turns import REST_S, SHARE_BYTES, VAIN_REST_S, UploadTurns
 from topics_server.values.limits import KIB, LINGER_BYTES_MAX, LINGER_MS_MAX, MIB
+from topics_server.values.texts.key_list import parse_keys
 
 pytestmark = pytest.mark.anyio
 

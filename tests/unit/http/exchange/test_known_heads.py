@@ -9,10 +9,11 @@ import pytest
 
 from tests.unit.api.test_direct import APPEND, DIFF, JSON, Side, request
 from tests.unit.http.exchange.test_joined_writes import turns
-from topics_server.auth.api_keys import KeyRing, parse_keys
+from topics_server.auth.api_keys import KeyRing
 from topics_server.http.connection import HttpConnection
 from topics_server.http.exchange import known_heads
 from topics_server.http.timeouts import TimeoutSettings
+from topics_server.values.texts.key_list import parse_keys
 
 pytestmark = pytest.mark.anyio
 

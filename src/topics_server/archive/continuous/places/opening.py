@@ -12,8 +12,8 @@ from topics_server.archive.continuous.places.ranges import PACKAGE, is_installed
 from topics_server.archive.continuous.places.retrying import RetryingStore
 from topics_server.archive.continuous.places.shared_folder import ArchiveStore, SharedFolder
 from topics_server.archive.folder_owner import refuse_same_place
-from topics_server.runtime.archive_url import FILE, parse_archive_url
 from topics_server.values.errors import StartRefused
+from topics_server.values.texts.archive_url import FILE, parse_archive_url
 from topics_server.wal.fs import Fs
 
 

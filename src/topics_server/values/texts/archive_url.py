@@ -55,8 +55,3 @@ def parse_archive_url(text: str) -> ArchiveUrl:
 def is_url(text: str) -> bool:
     """Whether a text is meant as the URL of an archive, and not as a path."""
     return "://" in text
-
-
-def archive_setting(given: object) -> object:
-    """The value of the setting: a URL that can be used. Raises `ValueError`."""
-    return parse_archive_url(given).text if isinstance(given, str) else given

@@ -3,7 +3,7 @@
 Owns every configurable number and path of the server, their allowed ranges, the relations between
 them, and the refusal of unsafe binds. Invariants: every `Settings` is in range and consistent; no
 message ever contains a key. `cli/server/serve.py` calls `load` and stops at `refusal`; all other
-code takes the value. Constants that cannot be configured are in `limits.py`.
+code takes the value. Constants that cannot be configured are in `values/limits.py`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from topics_server.auth.api_keys import KeyGrant, KeysError, parse_keys
-from topics_server.auth.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
-from topics_server.auth.key_file import configured_keys
-from topics_server.runtime.archive_url import archive_setting
-from topics_server.runtime.setting_values import (
+from topics_server.settings.key_file import configured_keys
+from topics_server.settings.setting_values import (
     Number,
     Switch,
     absolute,
+    archive,
     mount,
     not_empty,
     number,
@@ -55,6 +53,8 @@ from topics_server.values.limits import (
     WAL_SHARDS_MAX,
     WS_MESSAGE_BYTES_DEFAULT,
 )
+from topics_server.values.texts.host_names import LOOPBACK_NAMES, normal_host, split_hosts
+from topics_server.values.texts.key_list import KeyGrant, KeysError, parse_keys
 
 PREFIX: Final = "TOPICS_"
 Source = Literal["default", "environment", "flag"]
@@ -150,7 +150,7 @@ class Settings(BaseSettings):
     backup_dir: Annotated[Path | None, BeforeValidator(absolute)] = other(
         None, "an absolute path", "folder for backups, on another disk"
     )
-    archive_url: Annotated[str | None, BeforeValidator(archive_setting)] = other(
+    archive_url: Annotated[str | None, BeforeValidator(archive)] = other(
         None,
         "file:/// and an absolute path, or s3://, gs:// or az://, a bucket and a prefix; no user, "
         "no query, no fragment",
@@ -427,14 +427,14 @@ class Settings(BaseSettings):
         return configured_keys(own, self.api_keys_file, credentials)
 
     @property
-    def hosts(self) -> Hosts:
-        """The names that clients may use for this server."""
+    def host_names(self) -> tuple[str, ...] | None:
+        """The names that clients may use for this server; None: any."""
         if self.allowed_hosts not in ("", "*"):
-            return Hosts((*LOOPBACK_NAMES, *self.allowed_hosts.split(",")))
+            return (*LOOPBACK_NAMES, *self.allowed_hosts.split(","))
         if self.allowed_hosts == "" and not self.has_keys and is_loopback(self.host):
             shown = f"[{self.host}]" if ":" in self.host else self.host.lower()
-            return Hosts((*LOOPBACK_NAMES, normal_host(shown) or ""))
-        return Hosts()
+            return (*LOOPBACK_NAMES, normal_host(shown) or "")
+        return None
 
 
 def variable(field: str) -> str:

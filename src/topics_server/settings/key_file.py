@@ -2,8 +2,8 @@
 
 Reads `TOPICS_API_KEYS_FILE` and `TOPICS_TOKEN_FILE`. A key file that other users may read is
 refused. A file from systemd (`LoadCredential`) may be readable for its group, because access lists
-appear as group rights. *Blocking.* Called by `settings` (does the file exist?), `node` (at start),
-`server` (on SIGHUP) and `cli/server/health`.
+appear as group rights. *Blocking.* Called by `Settings.grants` (before the start, at the start, on
+SIGHUP) and by `cli/server/health`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from topics_server.auth.api_keys import KeyGrant, parse_key_lines
-from topics_server.auth.api_keys import KeysError as KeysError
+from topics_server.values.texts.key_list import KeyGrant, KeysError, parse_key_lines
 
 _BYTES_MAX: Final = 1_048_576
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics_server.runtime.archive_url import is_url, parse_archive_url
+from topics_server.values.texts.archive_url import is_url, parse_archive_url
 
 
 @pytest.mark.parametrize(

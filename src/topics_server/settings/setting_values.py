@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 
-from topics_server.runtime.amounts import parse_duration, parse_size
+from topics_server.values.texts.amounts import parse_duration, parse_size
+from topics_server.values.texts.archive_url import parse_archive_url
 
 # The largest number of the store: a range up to it is told as one without an end.
 _UNBOUNDED: Final = 2**64 - 1
@@ -89,6 +90,11 @@ def split_origins(text: str) -> list[str]:
         is_own = port is None or int(port) == _OWN_PORTS.get(scheme)
         found.append(f"{scheme}://{host}" if is_own else f"{scheme}://{host}:{int(port)}")
     return found
+
+
+def archive(value: object) -> object:
+    """The URL of an archive that can be used."""
+    return parse_archive_url(value).text if isinstance(value, str) else value
 
 
 def mount(value: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics_server.runtime.amounts import duration_text, parse_duration, parse_size, size_text
+from topics_server.values.texts.amounts import duration_text, parse_duration, parse_size, size_text
 
 
 @pytest.mark.parametrize(

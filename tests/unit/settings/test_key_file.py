@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from topics_server.auth.api_keys import KeysError, parse_keys
-from topics_server.auth.key_file import configured_keys
+from topics_server.settings.key_file import configured_keys
+from topics_server.values.texts.key_list import KeysError, parse_keys
 
 OWN = parse_keys("own")
 
