@@ -1,7 +1,8 @@
 """Collects the seqs, ids and epochs that a new history must not use again.
 
 Reads them from a snapshot's parts and from journal entries, so that a backup of a running server
-and one of a stopped server's directory give the same. Called by `backup` and `restore`.
+and one of a stopped server's directory give the same. Called by `backup`, `restore` and the
+continuous archive.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from topics_server.values.entries import (
 )
 from topics_server.values.errors import Corrupt
 from topics_server.values.storage_types import EPOCHS_PART, KnownPositions, TopicPart
+from topics_server.wal.format.frames import RawFrame
 from topics_server.wal.snapshots.parts import decode_part
 
 
@@ -56,6 +58,13 @@ class KnownBuilder:
             self._note_seq(entry.topic_id, entry.ceiling_seq)
         if isinstance(creation, TopicPut):
             self._note_topic(creation.topic_id, creation.epoch)
+
+    def note_frame(self, frame: RawFrame) -> None:
+        """An entry that is not decoded: the same as `note_entry` of it."""
+        if frame.last_seq:
+            self._note_seq(frame.topic_id, frame.last_seq)
+        if frame.creation is not None:
+            self._note_topic(frame.creation.topic_id, frame.creation.epoch)
 
     def note(self, known: KnownPositions) -> None:
         """What another backup knows."""

@@ -8,7 +8,7 @@ objects.
 - `bases`: which bases an archive has, and which stretch of parts each begins or belongs to.
 - `format`: the bytes of a part and of the other objects, and their names. Pure.
 - `history`: reads an archive: parts, moments, and where they are contiguous.
-- `journal_tail`: reads the newest synced entries of a running server's journal.
+- `journal_tail`: reads the newest synced frames of a running server's journal, as they are.
 - `moments`: the moments that can be restored, and the cut that a restore asks for.
 - `places/`: where an archive may lie: a folder, a bucket of an object store.
 - `position`: the file in the data directory that says how far the archive is.
@@ -16,5 +16,6 @@ objects.
 - `restoring`: makes a data directory as of a moment.
 - `segment_copies`: the archive's segments, as copies for a server that has damaged ones.
 - `shipper`: writes parts, one after the other.
+- `steps`: work on many frames in short steps, between which the other threads run.
 - `verifying`: reads a whole archive and names what is damaged.
 """

@@ -3,7 +3,8 @@
 The server goes on writing. A caller knows an lsn up to which every shard is synced, and how far
 each shard is. Each shard's files are read from where the last call ended; a group that begins
 behind the caller's lsn is left for a later call, because it may yet be undone. A shard that ends
-before what it is known to have is damage, and so is a file that is missing. Called by `shipper`.
+before what it is known to have is damage, and so is a file that is missing. Frames are taken as
+they are, with the checksums of their groups compared and no payload decoded. Called by `shipper`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from topics_server.values.entries import Entry, RecordsAppended
-from topics_server.values.errors import Corrupt, NotThere
+from topics_server.archive.continuous.steps import Steps
+from topics_server.values.errors import Corrupt, NotThere, StorageError
+from topics_server.values.limits import KIB
 from topics_server.values.storage_types import SyncedShard
-from topics_server.wal.format.frames import FRAME_HEADER_BYTES
-from topics_server.wal.format.groups import FILE_HEADER_BYTES, Ending, Group, Scan
+from topics_server.wal.format.frames import RawFrame
+from topics_server.wal.format.groups import FILE_HEADER_BYTES, Ending, Scan, raw_group
 from topics_server.wal.fs import Fs
 from topics_server.wal.journal.file_chain import JournalFile, Key, needed_files, open_files
 
 # A file before the start may be removed between the listing and its opening.
 _TRIES: Final = 5
+# What is read at a time; more for a larger group.
+_CHUNK_BYTES: Final = 256 * KIB
 
 
 class JournalTail:
     """The journal from one lsn on. All calls block."""
 
-    def __init__(self, fs: Fs, wal_dir: str, start_lsn: int) -> None:
+    def __init__(self, fs: Fs, wal_dir: str, start_lsn: int, steps: Steps) -> None:
         """Raises `StartRefused`, `Corrupt` if entries from `start_lsn` on are missing."""
         self._fs: Final = fs
         self._wal_dir: Final = wal_dir
@@ -37,7 +41,7 @@ class JournalTail:
         try:
             for key, files in sorted(found.items()):
                 needed = needed_files(wal_dir, key, files, start_lsn)
-                self._shards[key] = _ShardTail(fs, wal_dir, key, needed, start_lsn)
+                self._shards[key] = _ShardTail(fs, wal_dir, key, needed, start_lsn, steps)
         finally:
             kept = {id(file) for shard in self._shards.values() for file in shard.files}
             for files in found.values():
@@ -45,10 +49,8 @@ class JournalTail:
                     if id(each) not in kept:
                         each.file.close()
 
-    def read(
-        self, upto_lsn: int, synced: Sequence[SyncedShard], max_bytes: int
-    ) -> list[tuple[int, Entry]]:
-        """The next entries up to an lsn, of all shards, by lsn; about so many bytes of them.
+    def read(self, upto_lsn: int, synced: Sequence[SyncedShard], max_bytes: int) -> list[RawFrame]:
+        """The next frames up to an lsn, of all shards, by lsn; about so many bytes of them.
 
         `synced`: how far each open shard is synced; every one is up to `upto_lsn`, as far as it has
         entries. Raises `Corrupt`.
@@ -59,15 +61,14 @@ class JournalTail:
         fronts: list[tuple[int, Key]] = []
         for key in self._shards:
             self._push(fronts, key, upto_lsn, known)
-        entries: list[tuple[int, Entry]] = []
-        size = 0
-        while fronts and size < max_bytes:
+        frames: list[RawFrame] = []
+        left = max_bytes
+        while fronts and left > 0:
             _, key = heapq.heappop(fronts)
-            lsn, entry = self._shards[key].pop()
-            entries.append((lsn, entry))
-            size += _bytes_of(entry)
+            bound = min(upto_lsn, fronts[0][0]) if fronts else upto_lsn
+            left -= self._shards[key].take(frames, bound, left)
             self._push(fronts, key, upto_lsn, known)
-        return entries
+        return frames
 
     def _push(
         self, fronts: list[tuple[int, Key]], key: Key, upto_lsn: int, known: Mapping[Key, int]
@@ -88,82 +89,103 @@ class _ShardTail:
     """One shard. `files`: the one that is read, and those behind it that are known."""
 
     def __init__(
-        self, fs: Fs, wal_dir: str, key: Key, files: list[JournalFile], start_lsn: int
+        self,
+        fs: Fs,
+        wal_dir: str,
+        key: Key,
+        files: list[JournalFile],
+        start_lsn: int,
+        steps: Steps,
     ) -> None:
         self._fs = fs
         self._wal_dir = wal_dir
         self._key = key
         self.files = deque(files)
         self._position = FILE_HEADER_BYTES
-        # Entries up to it were read; they may wait in `_entries`.
+        self._steps = steps
+        # Frames up to it were read; they may wait in `_frames`.
         self._read_lsn = start_lsn - 1
-        self._entries: deque[tuple[int, Entry]] = deque()
+        self._frames: deque[RawFrame] = deque()
 
     def front(self, upto_lsn: int, known_lsn: int | None) -> int | None:
-        """The lsn of the next entry up to `upto_lsn`; None if there is none yet."""
-        if not self._entries:
+        """The lsn of the next frame up to `upto_lsn`; None if there is none yet."""
+        if not self._frames:
             self._fill(upto_lsn, known_lsn)
-        if self._entries and self._entries[0][0] <= upto_lsn:
-            return self._entries[0][0]
+        if self._frames and self._frames[0].lsn <= upto_lsn:
+            return self._frames[0].lsn
         return None
 
-    def pop(self) -> tuple[int, Entry]:
-        """The entry that `front` told."""
-        return self._entries.popleft()
+    def take(self, frames: list[RawFrame], upto_lsn: int, max_bytes: int) -> int:
+        """Add the waiting frames up to an lsn, about so many bytes; how many bytes these are."""
+        waiting, size, before = self._frames, 0, len(frames)
+        while waiting and waiting[0].lsn <= upto_lsn and size < max_bytes:
+            frame = waiting.popleft()
+            frames.append(frame)
+            size += len(frame.content)
+        self._steps.did((len(frames) - before) // 4)
+        return size
 
     def _fill(self, upto_lsn: int, known_lsn: int | None) -> None:
-        """Read on until there is an entry. `known_lsn`: the shard's last synced entry; None: it is
+        """Read on until there is a frame. `known_lsn`: the shard's last synced entry; None: it is
         of an earlier wal set and grows no more.
         """
-        while not self._entries:
+        while not self._frames:
             if known_lsn is not None and self._read_lsn >= known_lsn:
                 return
             if not self.files and not self._find_files(None):
                 if known_lsn is None:
                     return
                 raise self._ended(known_lsn, None)
-            result = self._scan()
-            if self._take(result, upto_lsn):
+            is_taken, ended = self._read_on(upto_lsn)
+            if is_taken:
                 continue
-            if any(group.entries for group in result.groups):
+            if ended is None:
                 # The next group begins behind `upto_lsn`.
                 return
-            if not self._next_file(result.position):
+            if not self._next_file(ended.position):
                 if known_lsn is None:
                     return
-                raise self._ended(known_lsn, result)
+                raise self._ended(known_lsn, ended)
 
-    def _scan(self) -> Scan:
-        """The groups from the position on: at least one with entries, or up to the file's end."""
-        found = self.files[0]
-        found.size = found.file.size()
-        groups: list[Group] = []
-        position = self._position
-        while True:
-            result = found.scan(position)
-            groups += result.groups
-            if result.ending is not Ending.MORE or any(group.entries for group in result.groups):
-                return result._replace(groups=groups)
-            position = result.position
+    def _read_on(self, upto_lsn: int) -> tuple[bool, Scan | None]:
+        """Keep the frames of the groups up to an lsn in the next chunk that has any.
 
-    def _take(self, result: Scan, upto_lsn: int) -> bool:
-        """Keep the entries of the groups up to an lsn; False if no group with entries was taken.
-
-        A group without entries is passed only together with one behind it: it may be undone.
+        Returns whether there was such a group; how the file ends, if it ends. A group without
+        frames is passed only together with one behind it: it may be undone.
         """
-        is_taken = False
-        for group in result.groups:
-            if not group.entries:
-                continue
-            if group.entries[0][0] > upto_lsn:
-                break
-            is_taken = True
-            self._position = group.end
-            for lsn, entry in group.entries:
-                if lsn > self._read_lsn:
-                    self._entries.append((lsn, entry))
-                    self._read_lsn = lsn
-        return is_taken
+        found, position, length = self.files[0], self._position, _CHUNK_BYTES
+        found.size = found.file.size()
+        file_id, is_taken = found.header.file_id, False
+        while True:
+            buffer = found.file.pread(min(length, found.size - position), position)
+            base = position
+            while True:
+                try:
+                    group = raw_group(buffer, position - base, position, file_id, found.size)
+                except Corrupt as error:
+                    raise Corrupt(str(error), found.path) from error
+                if isinstance(group, Scan):
+                    break
+                if group.frames:
+                    if group.frames[0].lsn > upto_lsn:
+                        return is_taken, None
+                    is_taken = True
+                    self._position = group.end
+                    self._keep(group.frames)
+                position = group.end
+            if is_taken or group.ending is not Ending.MORE:
+                return is_taken, group
+            if position == base and length >= group.needed_bytes:
+                raise StorageError("the file became shorter while it was read", found.path)
+            length = max(_CHUNK_BYTES, group.needed_bytes)
+
+    def _keep(self, frames: list[RawFrame]) -> None:
+        """Keep those that were not read before."""
+        for frame in frames:
+            if frame.lsn > self._read_lsn:
+                self._frames.append(frame)
+                self._read_lsn = frame.lsn
+        self._steps.did(len(frames))
 
     def _next_file(self, end: int) -> bool:
         """Go on with the file that continues this one; False if there is none."""
@@ -218,10 +240,3 @@ def _opened(fs: Fs, wal_dir: str, behind: tuple[Key, int] | None) -> dict[Key, l
             if attempt + 1 == _TRIES:
                 raise
     raise AssertionError("the last attempt returns or raises")
-
-
-def _bytes_of(entry: Entry) -> int:
-    """About the length of its frame."""
-    if isinstance(entry, RecordsAppended):
-        return FRAME_HEADER_BYTES + len(entry.body)
-    return 2 * FRAME_HEADER_BYTES

@@ -8,7 +8,7 @@ writes nothing any more. All calls block, and are made one at a time. Called by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,19 +33,22 @@ from topics_server.archive.continuous.position import (
     read_position,
     write_position,
 )
+from topics_server.archive.continuous.steps import STEP_FRAMES, Steps
 from topics_server.archive.format import encode_json
 from topics_server.archive.known import KnownBuilder
 from topics_server.archive.object_store import read_whole
 from topics_server.runtime.clock import random_hex
-from topics_server.values.entries import Entry, RecordsAppended, TopicPut
 from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.limits import KIB
 from topics_server.values.storage_types import SyncedShard
-from topics_server.wal.format.frames import encode_entry
+from topics_server.wal.format.frames import RawFrame
 from topics_server.wal.fs import Fs
 
 # One part of so many is put only once the archive is known to be there still: a request more for
 # each of them would be paid for.
 _LOOK_EVERY: Final = 64
+# Shorter frames are joined up to about this length before they are compressed.
+_JOINED_BYTES: Final = 64 * KIB
 
 
 class ArchiveTaken(StorageError):
@@ -97,6 +100,7 @@ class ArchiveShipper:
         self.position = ArchivePosition(url=url, archive_id="")
         self._store_id = ""
         self._tail: JournalTail | None = None
+        self._steps: Final = Steps()
         self._pending: _Pending | None = None
 
     @classmethod
@@ -285,53 +289,52 @@ class ArchiveShipper:
                 position, last_lsn=base.last_lsn, stretch=position.number + 1
             )
             self._close_tail()
-        entries = self._read(position.last_lsn + 1, upto_lsn, synced)
-        last_lsn = entries[-1][0] if entries else position.last_lsn
+        frames = self._read(position.last_lsn + 1, upto_lsn, synced)
+        last_lsn = frames[-1].lsn if frames else position.last_lsn
         if base is not None and not begins and last_lsn < base.last_lsn:
-            if entries or upto_lsn < base.last_lsn:
+            if frames or upto_lsn < base.last_lsn:
                 base = None
             else:
                 # Between the two no entry has a frame.
                 last_lsn = base.last_lsn
-        if not entries and base is None:
+        if not frames and base is None:
             return False
-        facts, frames = self._part(position, entries, last_lsn, ts_ms, base)
-        content = encode_part(facts, frames)
+        facts = self._facts(position, frames, last_lsn, ts_ms, base)
+        content = encode_part(facts, _pieces(frames))
         self.position = self.position.intending(digest_of(content))
         write_position(self._fs, self._data_dir, self.position)
         self._pending = _Pending(facts, content, base)
-        return len(frames) >= PART_BYTES
+        return facts.frames_bytes >= PART_BYTES
 
-    def _read(
-        self, start_lsn: int, upto_lsn: int, synced: Sequence[SyncedShard]
-    ) -> list[tuple[int, Entry]]:
-        """The next entries; `start_lsn` is that of the first one."""
+    def _read(self, start_lsn: int, upto_lsn: int, synced: Sequence[SyncedShard]) -> list[RawFrame]:
+        """The next frames; `start_lsn` is that of the first one."""
         try:
             if self._tail is None:
-                self._tail = JournalTail(self._fs, self._wal_dir, start_lsn)
+                self._tail = JournalTail(self._fs, self._wal_dir, start_lsn, self._steps)
             return self._tail.read(upto_lsn, synced, CATCH_UP_BYTES)
         except (Corrupt, StartRefused) as error:
             raise JournalLost(str(error)) from None
 
-    def _part(
+    def _facts(
         self,
         position: ArchivePosition,
-        entries: Sequence[tuple[int, Entry]],
+        frames: Sequence[RawFrame],
         last_lsn: int,
         ts_ms: int,
         base: ReadyBase | None,
-    ) -> tuple[PartFacts, bytes]:
-        frames, known = bytearray(), KnownBuilder()
+    ) -> PartFacts:
+        known, size = KnownBuilder(), 0
         created: list[tuple[int, str]] = []
-        for lsn, entry in entries:
-            for buffer in encode_entry(lsn, entry):
-                frames += buffer
-            known.note_entry(entry)
-            creation = entry.creation if isinstance(entry, RecordsAppended) else entry
-            if isinstance(creation, TopicPut) and creation.created:
-                created.append((creation.topic_id, creation.name))
+        for at in range(0, len(frames), STEP_FRAMES):
+            step = frames[at : at + STEP_FRAMES]
+            for frame in step:
+                size += len(frame.content)
+                known.note_frame(frame)
+                if frame.creation is not None and frame.creation.created:
+                    created.append((frame.creation.topic_id, frame.creation.name))
+            self._steps.did(len(step) // 2)
         number = position.number + 1
-        facts = PartFacts(
+        return PartFacts(
             store_id=self._store_id,
             archive_id=position.archive_id,
             number=number,
@@ -341,8 +344,8 @@ class ArchiveShipper:
             ts_ms=max(ts_ms, position.ts_ms),
             first_lsn=position.last_lsn + 1,
             last_lsn=last_lsn,
-            frames=len(entries),
-            frames_bytes=0,
+            frames=len(frames),
+            frames_bytes=size,
             body_xxh3="",
             stretch=position.stretch,
             base_part=position.base_part if base is None else number,
@@ -352,7 +355,6 @@ class ArchiveShipper:
             known=known.result(),
             created=created,
         )
-        return facts, bytes(frames)
 
     def _advance(self, facts: PartFacts, digest: str, base: ReadyBase | None = None) -> None:
         """The part is in the archive."""
@@ -385,6 +387,20 @@ class ArchiveShipper:
         """Close the files and the store."""
         self._close_tail()
         self.store.close()
+
+
+def _pieces(frames: Sequence[RawFrame]) -> Iterator[bytes | memoryview]:
+    """The bytes of the frames, short ones joined."""
+    joined: list[bytes | memoryview] = []
+    size = 0
+    for frame in frames:
+        joined.append(frame.content)
+        size += len(frame.content)
+        if size >= _JOINED_BYTES:
+            # A long frame that comes alone is not copied.
+            yield joined[0] if len(joined) == 1 else b"".join(joined)
+            joined, size = [], 0
+    yield b"".join(joined)
 
 
 def read_mark(store: ArchiveStore) -> ArchiveMark | None:

@@ -10,8 +10,9 @@ Drawn in full in `docs/FORMATS.md`. Little-endian.
 An entry that belongs to no topic has a reserved id as its topic id (`entries.RESERVED_ID_MIN`).
 
 The meaning of a kind or format never changes. Frames are read only inside a group whose checksum
-holds (`groups`), so an unreadable frame was made by another program: `Corrupt`, never torn. Called
-by `wal_writer` (encode) and `groups` (decode).
+holds (`groups`), so an unreadable frame was made by another program: `Corrupt`, never torn. A copy
+of the journal takes frames as they are (`raw_frames`). Called by `wal_writer` (encode) and `groups`
+(decode).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from topics_server.values.entries import (
     ViewPut,
 )
 from topics_server.values.errors import Corrupt
-from topics_server.values.limits import FRAME_BYTES_MAX, TRACEPARENT_BYTES
+from topics_server.values.limits import FRAME_BYTES_MAX, KIB, TRACEPARENT_BYTES
 from topics_server.values.model import ProducerStamp, StreamStep
 from topics_server.values.record_codecs import NEWEST_GRAMMAR
 
@@ -73,6 +74,8 @@ _TRACED_FORMAT: Final = 6
 _APPEND_FORMATS: Final = range(_FORMAT, _TRACED_FORMAT + 1)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
+# A frame longer than this is a view of the buffer that it was read into.
+_RAW_BYTES_MAX: Final = 64 * KIB
 
 assert _FRAME.size == FRAME_HEADER_BYTES
 assert FRAME_BYTES_MAX < 2**32
@@ -116,6 +119,20 @@ class Opening(NamedTuple):
     previous_lsn: int
 
 
+class RawFrame(msgspec.Struct, frozen=True, gc=False):
+    """A frame as it is, and what a copy of the journal must know of it.
+
+    `last_seq`: the highest seq that it assigns or reserves, 0 for none. `creation`: the topic that
+    it makes or changes.
+    """
+
+    lsn: int
+    topic_id: int
+    last_seq: int
+    creation: TopicPut | None
+    content: bytes | memoryview
+
+
 WholeEntry = (
     TopicPut
     | ProducerMoved
@@ -127,6 +144,13 @@ WholeEntry = (
     | RouterEntry
     | ViewEntry
 )
+
+
+class _ExtraStart(msgspec.Struct, frozen=True, array_like=True):
+    """The start of an append's extra, of all formats."""
+
+    header_key: str | None
+    creation: TopicPut | None
 
 
 class _AppendExtra(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +196,8 @@ class _TracedExtra(_SourcedExtra, frozen=True, array_like=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+_START_DECODER: Final = msgspec.msgpack.Decoder(_ExtraStart)
+_PUT_DECODER: Final = msgspec.msgpack.Decoder(TopicPut)
 _EXTRA_DECODER: Final = msgspec.msgpack.Decoder(_AppendExtra)
 _SOURCED_DECODER: Final = msgspec.msgpack.Decoder(_SourcedExtra)
 _ROUTED_DECODER: Final = msgspec.msgpack.Decoder(_RoutedExtra)
@@ -206,6 +232,8 @@ _NOTHING_ASKED: Final = (None, None, None, 1)
 _NO_MORE: Final = (None, None, None, None, b"")
 # Such an extra up to its producer, which is the only field wanted: no field before it.
 _ONLY_PRODUCED: Final = _encode((*_NOTHING_ASKED, None, None))[:-1]
+# No key of a header and no creation, behind the byte that begins an extra.
+_NO_CREATION: Final = _encode((None, None))[1:]
 
 
 def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
@@ -318,6 +346,55 @@ def decode_frames(
     if end - offset >= 8:  # the padding of a group is shorter
         raise Corrupt(f"{end - offset} bytes behind the frames of the group at {position}")
     return opening, entries
+
+
+def raw_frames(buffer: bytes, offset: int, end: int, count: int, position: int) -> list[RawFrame]:
+    """The same frames but an opening, as they are. Only what makes or changes a topic is decoded.
+
+    Raises `Corrupt`.
+    """
+    found: list[RawFrame] = []
+    for _ in range(count):
+        if end - offset < FRAME_HEADER_BYTES:
+            raise Corrupt(f"frames run past their group at {position}")
+        length, kind, _, extra_length, lsn, topic_id, first_seq, _, records = _FRAME.unpack_from(
+            buffer, offset
+        )
+        if not FRAME_HEADER_BYTES <= length <= end - offset:
+            raise Corrupt(f"frame of {length} bytes in the group at {position}")
+        start = offset
+        offset += length
+        last_seq, creation = 0, None
+        if kind == 4:  # Kind.RECORDS_APPENDED; see `encode_entry`
+            last_seq = first_seq + records - 1
+            if extra_length:
+                creation = _creation_of(buffer, start + FRAME_HEADER_BYTES, extra_length, position)
+        elif kind == Kind.OPENING:
+            continue
+        elif kind == Kind.HEAD_RESERVED:
+            last_seq = first_seq
+        elif kind == Kind.TOPIC_PUT:
+            try:
+                creation = _PUT_DECODER.decode(buffer[start + FRAME_HEADER_BYTES : offset])
+            except msgspec.MsgspecError as error:
+                raise Corrupt(f"frame of kind {kind} at {position}: {error}") from error
+        content: bytes | memoryview
+        if length <= _RAW_BYTES_MAX:
+            content = buffer[start:offset]
+        else:
+            content = memoryview(buffer)[start:offset]
+        found.append(RawFrame(lsn, topic_id, last_seq, creation, content))
+    return found
+
+
+def _creation_of(buffer: bytes, at: int, length: int, position: int) -> TopicPut | None:
+    """The topic that an append makes, of its extra."""
+    if buffer[at + 1 : at + 1 + len(_NO_CREATION)] == _NO_CREATION:
+        return None
+    try:
+        return _START_DECODER.decode(buffer[at : at + length]).creation
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"an append at {position}: {error}") from error
 
 
 def lsns_below(

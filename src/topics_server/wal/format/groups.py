@@ -20,7 +20,7 @@ of version 1 has zeros in these three places.
 The checksum is seeded with the file's id and the group's position, so bytes of another file or
 place never pass. The magic of a group cannot occur in a request body (it is not UTF-8), so a search
 for groups behind a damaged one finds no bytes of users.
-Called by `tail` (encode) and `replay` (decode).
+Called by `tail` (encode), by `replay` and the archive (decode).
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from topics_server.values.limits import FRAME_BYTES_MAX, GROUP_BYTES_MAX, KIB, M
 from topics_server.wal.format.frames import (
     FRAME_HEADER_BYTES,
     Opening,
+    RawFrame,
     decode_frames,
     lsns_below,
+    raw_frames,
 )
 
 VERSION: Final = 2
@@ -57,6 +59,8 @@ _FILE: Final = struct.Struct("<8sIIIIQQQII")
 _GROUP: Final = struct.Struct("<4sIIIQ")
 _GROUP_FULL: Final = struct.Struct("<4sIIIQQ")
 _U64: Final = struct.Struct("<Q")
+# Of the synced bytes in a group's header.
+_SYNCED_AT: Final = 16
 _MASK: Final = 2**64 - 1
 _HASHED_BYTES: Final = 4 * MIB
 # Up to this length, copying a group twice is cheaper than hashing and writing it in pieces.
@@ -105,6 +109,13 @@ class Group(NamedTuple):
     def end(self) -> int:
         """Position behind it."""
         return self.position + self.length
+
+
+class RawGroup(NamedTuple):
+    """A group whose checksum holds, with its frames as they are, but an opening."""
+
+    end: int
+    frames: list[RawFrame]
 
 
 class Ending(enum.Enum):
@@ -222,22 +233,58 @@ def scan(buffer: bytes, base: int, file_id: int, file_bytes: int, from_lsn: int 
     offset = 0
     while True:
         position = base + offset
-        if file_bytes - position < GROUP_HEADER_BYTES:
-            return Scan(groups, position, Ending.ZEROS)
-        if len(buffer) - offset < GROUP_HEADER_BYTES:
-            return Scan(groups, position, Ending.MORE, GROUP_HEADER_BYTES)
-        length, reason = _group_length_at(buffer, offset, position, file_bytes)
-        if reason == "zeros":
-            return Scan(groups, position, Ending.ZEROS)
-        if reason:
-            return Scan(groups, position, Ending.FAILED, 0, reason)
-        if len(buffer) - offset < length:
-            return Scan(groups, position, Ending.MORE, length)
+        length, ended = _whole_length(buffer, offset, position, file_bytes)
+        if ended is not None:
+            return ended._replace(groups=groups)
         group = _checked_group(buffer, offset, length, position, file_id, from_lsn)
         if group is None:
             return Scan(groups, position, Ending.FAILED, 0, "checksum does not match")
         groups.append(group)
         offset += length
+
+
+def raw_group(
+    buffer: bytes, offset: int, position: int, file_id: int, file_bytes: int
+) -> RawGroup | Scan:
+    """The group at `offset` of `buffer`, which is `position` of a file of `file_bytes`.
+
+    An empty `Scan` says why there is none. Raises `Corrupt`, as `scan`.
+    """
+    count = None
+    if len(buffer) - offset >= GROUP_HEADER_BYTES:
+        magic, length, held, _, _, checksum = _GROUP_FULL.unpack_from(buffer, offset)
+        # Most groups are small, and in order: there is nothing to ask but the checksum.
+        if magic == GROUP_MAGIC and GROUP_HEADER_BYTES <= length <= _COPIED_BYTES_MAX:
+            seed = (file_id ^ (position * _SPREAD)) & _MASK
+            if checksum == _digest_of(buffer, offset, offset + length, seed):
+                count = held
+    if count is None:
+        length, ended = _whole_length(buffer, offset, position, file_bytes)
+        if ended is not None:
+            return ended
+        count = _holding(buffer, offset, length, position, file_id)
+        if count is None:
+            return Scan([], position, Ending.FAILED, 0, "checksum does not match")
+    frames = raw_frames(buffer, offset + GROUP_HEADER_BYTES, offset + length, count, position)
+    return RawGroup(position + length, frames)
+
+
+def _whole_length(
+    buffer: bytes, offset: int, position: int, file_bytes: int
+) -> tuple[int, Scan | None]:
+    """(length, None) of a group that is whole in the buffer, else (0, how a scan ends there)."""
+    if file_bytes - position < GROUP_HEADER_BYTES:
+        return 0, Scan([], position, Ending.ZEROS)
+    if len(buffer) - offset < GROUP_HEADER_BYTES:
+        return 0, Scan([], position, Ending.MORE, GROUP_HEADER_BYTES)
+    length, reason = _group_length_at(buffer, offset, position, file_bytes)
+    if reason == "zeros":
+        return 0, Scan([], position, Ending.ZEROS)
+    if reason:
+        return 0, Scan([], position, Ending.FAILED, 0, reason)
+    if len(buffer) - offset < length:
+        return 0, Scan([], position, Ending.MORE, length)
+    return length, None
 
 
 def _group_length_at(buffer: bytes, offset: int, position: int, file_bytes: int) -> tuple[int, str]:
@@ -268,20 +315,37 @@ def group_bounds(
 def _checked_group(
     buffer: bytes, offset: int, length: int, position: int, file_id: int, from_lsn: int
 ) -> Group | None:
-    _, _, count, _, synced, checksum = _GROUP_FULL.unpack_from(buffer, offset)
-    view = memoryview(buffer)
-    hasher = xxhash.xxh3_64(view[offset : offset + _GROUP.size], seed=group_seed(file_id, position))
-    # In steps: the interpreter's lock is held for each.
-    for at in range(offset + GROUP_HEADER_BYTES, offset + length, _HASHED_BYTES):
-        hasher.update(view[at : min(offset + length, at + _HASHED_BYTES)])
-    if hasher.intdigest() != checksum:
+    count = _holding(buffer, offset, length, position, file_id)
+    if count is None:
         return None
+    (synced,) = _U64.unpack_from(buffer, offset + _SYNCED_AT)
     start, end = offset + GROUP_HEADER_BYTES, offset + length
     passed = lsns_below(buffer, start, end, count, from_lsn) if from_lsn else None
     if passed is not None:
         return Group(position, length, synced, None, [], passed)
     opening, entries = decode_frames(buffer, start, end, count, position)
     return Group(position, length, synced, opening, entries)
+
+
+def _digest_of(buffer: bytes, offset: int, end: int, seed: int) -> int:
+    """The checksum of a small group."""
+    head, rest = buffer[offset : offset + _GROUP.size], buffer[offset + GROUP_HEADER_BYTES : end]
+    return xxhash.xxh3_64_intdigest(head + rest, seed)
+
+
+def _holding(buffer: bytes, offset: int, length: int, position: int, file_id: int) -> int | None:
+    """How many frames a group has; None if its checksum does not hold."""
+    _, _, count, _, _, checksum = _GROUP_FULL.unpack_from(buffer, offset)
+    seed, head_end = group_seed(file_id, position), offset + _GROUP.size
+    start, end = offset + GROUP_HEADER_BYTES, offset + length
+    if length <= _COPIED_BYTES_MAX:
+        return count if _digest_of(buffer, offset, end, seed) == checksum else None
+    view = memoryview(buffer)
+    hasher = xxhash.xxh3_64(view[offset:head_end], seed=seed)
+    # In steps: the interpreter's lock is held for each.
+    for at in range(start, end, _HASHED_BYTES):
+        hasher.update(view[at : min(end, at + _HASHED_BYTES)])
+    return count if hasher.intdigest() == checksum else None
 
 
 def find_group(buffer: bytes, start: int, end: int, base: int, file_bytes: int) -> int:

@@ -49,7 +49,7 @@ FACTS = PartFacts(
     known=KnownPositions(2, 1, {1: 110}),
     created=[(1, "orders")],
 )
-PART = encode_part(FACTS, FRAMES)
+PART = encode_part(FACTS, [FRAMES])
 
 
 def test_a_part_is_what_was_encoded() -> None:
@@ -83,16 +83,16 @@ def test_every_shorter_part_is_noticed() -> None:
 
 def test_entries_outside_the_facts_are_noticed() -> None:
     for changes in ({"first_lsn": 8}, {"last_lsn": 10}, {"frames": 2}):
-        part = encode_part(msgspec.structs.replace(FACTS, **changes), FRAMES)
+        part = encode_part(msgspec.structs.replace(FACTS, **changes), [FRAMES])
         with pytest.raises(Corrupt):
             decode_part(part, "p")
-    twice = encode_part(msgspec.structs.replace(FACTS, frames=6), FRAMES * 2)
+    twice = encode_part(msgspec.structs.replace(FACTS, frames=6), [FRAMES, FRAMES])
     with pytest.raises(Corrupt, match="do not fit"):
         decode_part(twice, "p")
 
 
 def test_a_part_without_entries_is_one() -> None:
-    part = encode_part(msgspec.structs.replace(FACTS, frames=0, last_lsn=6), b"")
+    part = encode_part(msgspec.structs.replace(FACTS, frames=0, last_lsn=6), [])
     assert decode_part(part, "p")[1] == []
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topics_server.archive.known import KnownBuilder
 from topics_server.values.entries import (
     LEASES_ID,
     ROUTERS_ID,
@@ -67,9 +68,11 @@ from topics_server.wal.format.frames import (
     FRAME_HEADER_BYTES,
     Kind,
     Opening,
+    RawFrame,
     decode_frames,
     encode_entry,
     encode_opening,
+    raw_frames,
 )
 
 VECTORS: Final = Path(__file__).parents[3] / "vectors" / "wal"
@@ -311,6 +314,44 @@ def test_golden_opening() -> None:
     assert decode_frames(data, 0, len(data), 1, 64) == (opening, [])
 
 
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_raw_frame_tells_what_its_entry_tells(name: str) -> None:
+    """Its own bytes, and the seqs, ids and epochs that a new history must not use again."""
+    data = (VECTORS / f"{name}.frame").read_bytes()
+    lsn, entry = GOLDEN[name]
+    (frame,) = raw_frames(data, 0, len(data), 1, 64)
+    assert (frame.lsn, frame.content) == (lsn, data)
+    decoded, raw = KnownBuilder(), KnownBuilder()
+    decoded.note_entry(entry)
+    raw.note_frame(frame)
+    assert raw.result() == decoded.result()
+    creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+    assert frame.creation == (creation if isinstance(creation, TopicPut) else None)
+
+
+def test_raw_frames_are_those_behind_an_opening() -> None:
+    names = ["opening", *GOLDEN]
+    each = [(VECTORS / f"{name}.frame").read_bytes() for name in names]
+    data = b"".join(each)
+    frames = raw_frames(data, 0, len(data), len(each), 64)
+    assert [frame.content for frame in frames] == each[1:]
+    for count in (len(each) + 1, len(each) + 2):
+        with pytest.raises(Corrupt, match="run past their group"):
+            raw_frames(data, 0, len(data), count, 64)
+    for length in (0, 43, len(data) + 1):
+        wrong = struct.pack("<I", length) + data[4:]
+        with pytest.raises(Corrupt, match=f"frame of {length} bytes"):
+            raw_frames(wrong, 0, len(data), len(each), 64)
+
+
+@pytest.mark.parametrize("name", ["topic_put", "records_appended_extra"])
+def test_a_raw_frame_whose_topic_cannot_be_read_is_told(name: str) -> None:
+    data = bytearray((VECTORS / f"{name}.frame").read_bytes())
+    data[FRAME_HEADER_BYTES] = 0xC1  # never used in MessagePack
+    with pytest.raises(Corrupt):
+        raw_frames(bytes(data), 0, len(data), 1, 64)
+
+
 def test_every_kind_has_a_golden_frame() -> None:
     kinds = {(VECTORS / f"{name}.frame").read_bytes()[4] for name in [*GOLDEN, "opening"]}
     assert kinds == set(Kind)
@@ -391,7 +432,9 @@ def test_appends_come_back_as_they_were(
     body: bytes, key: str | None, floor: Floor | None, lsn: int
 ) -> None:
     entry = RecordsAppended(9, 2**62, 1, TS, body, key, None, floor)
-    assert decode_one(b"".join(encode_entry(lsn, entry))) == (lsn, entry)
+    data = b"".join(encode_entry(lsn, entry))
+    assert decode_one(data) == (lsn, entry)
+    assert raw_frames(data, 0, len(data), 1, 64) == [RawFrame(lsn, 9, 2**62, None, data)]
 
 
 def damaged(name: str, offset: int, value: bytes) -> bytes:

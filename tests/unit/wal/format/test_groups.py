@@ -18,11 +18,14 @@ from topics_server.wal.format.groups import (
     GROUP_MAGIC,
     Ending,
     FileHeader,
+    RawGroup,
+    Scan,
     decode_file_header,
     encode_file_header,
     encode_group,
     find_group,
     group_length,
+    raw_group,
     scan,
 )
 
@@ -115,6 +118,38 @@ def test_a_flipped_byte_in_a_group_that_nobody_wants_is_found() -> None:
         damaged[at] ^= 1
         result = scan(bytes(damaged[64:]), 64, FILE_ID, len(FILE), 1_000)
         assert (result.ending, result.position) == (Ending.FAILED, 64 + len(FIRST))
+
+
+def raw_scan(data: bytes, start: int) -> tuple[list[int], Scan]:
+    """The lsns of the raw groups, and how they end."""
+    lsns: list[int] = []
+    position = start
+    while isinstance(
+        group := raw_group(data, position - 64, position, FILE_ID, len(FILE)), RawGroup
+    ):
+        lsns += [frame.lsn for frame in group.frames]
+        position = group.end
+    return lsns, group
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_raw_groups_get_the_verdict_of_a_scan(
+    is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever byte is wrong, and wherever the bytes end."""
+    if not is_small:
+        monkeypatch.setattr(groups, "_COPIED_BYTES_MAX", 0)
+    wrong = [FILE]
+    for at in range(64, len(FILE)):
+        damaged = bytearray(FILE)
+        damaged[at] ^= 1
+        wrong.append(bytes(damaged))
+    cases = [each[64:] for each in wrong] + [FILE[64:end] for end in range(64, len(FILE))]
+    for data in cases:
+        expected = scan(data, 64, FILE_ID, len(FILE))
+        lsns, ended = raw_scan(data, 64)
+        assert lsns == [lsn for group in expected.groups for lsn, _ in group.entries]
+        assert ended == expected._replace(groups=[])
 
 
 def test_a_file_of_version_1_is_read() -> None:
