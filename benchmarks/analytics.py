@@ -6,6 +6,7 @@
     plan      10,000 segments planned on the driver, and a stream's trigger behind them
     compare   scan and plan of another build (--base ROOT) and of this one, in turns
     beside    a server's append latencies, without and with a full scan on the same machine
+    cluster   full scans by two workers, from an archive on an S3 server and from the disk
 
 Sides take turns, round by round, and the fastest round of each counts: on a noisy machine it is
 closest to the cost of the work itself. Results are printed, and stored with --json FILE.
@@ -25,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.clustered import cluster
 from benchmarks.sealed_data import START_MS, STEP_MS, make_sealed
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -340,11 +342,12 @@ CASES: Final = {
     "plan": plan,
     "compare": compare,
     "beside": beside,
+    "cluster": cluster,
 }
 # The default: all of these.
 USUAL: Final = ("scan", "scaling", "export", "plan", "beside")
 # Run only when named: they start processes of their own, and another JVM would disturb them.
-WITHOUT_SPARK: Final = frozenset({"plan", "compare", "export"})
+WITHOUT_SPARK: Final = frozenset({"plan", "compare", "export", "cluster"})
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,15 +30,28 @@ STEP_MS: Final = 10
 _BLOCK: Final = 256
 
 
-def blocks(first_seq: int, count: int, pads: list[bytes]) -> Iterator[Block]:
+@cache
+def pads() -> list[bytes]:
+    """The pads of payloads: hexadecimal digits, which compress to about half."""
+    chance = random.Random(7)
+    return [chance.randbytes(67).hex().encode() for _ in range(9973)]
+
+
+def payload(seq: int) -> bytes:
+    """A record's payload of about 200 bytes of JSON."""
+    return b'{"user":"user-%d","kind":"k%d","amount":%d,"pad":"%b"}' % (
+        seq * 7919 % TAGS,
+        seq % 7,
+        seq % 1000,
+        pads()[seq * 31 % len(pads())],
+    )
+
+
+def blocks(first_seq: int, count: int) -> Iterator[Block]:
     """Yield records of consecutive seqs, a block at a time."""
     for begin in range(first_seq, first_seq + count, _BLOCK):
         seqs = range(begin, min(begin + _BLOCK, first_seq + count))
-        datas = [
-            b'{"user":"user-%d","kind":"k%d","amount":%d,"pad":"%b"}'
-            % (s * 7919 % TAGS, s % 7, s % 1000, pads[s * 31 % len(pads)])
-            for s in seqs
-        ]
+        datas = [payload(seq) for seq in seqs]
         times = array("q", [START_MS + STEP_MS * s for s in seqs])
         tags = [f"user-{s * 7919 % TAGS}" for s in seqs]
         nodes = [f"node-{s % 50}" for s in seqs]
@@ -50,8 +64,6 @@ def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "even
     data_dir = folder / f"sealed-{records}-{per_segment}"
     if done.exists():
         return data_dir
-    chance = random.Random(7)
-    pads = [chance.randbytes(67).hex().encode() for _ in range(9973)]
     fs = OsFs()
     data_dir.mkdir(parents=True)
     directory = Directory.open(fs, str(data_dir), boot_id="benchmark", mode=0o700)
@@ -62,7 +74,7 @@ def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "even
     entries = []
     for number, first in enumerate(range(1, records + 1, per_segment), 1):
         count = min(per_segment, records + 1 - first)
-        data, idx = pack(1, number, list(blocks(first, count, pads)), bytes(count))
+        data, idx = pack(1, number, list(blocks(first, count)), bytes(count))
         (target / layout.segment_data(number)).write_bytes(data)
         (target / layout.segment_idx(number)).write_bytes(idx)
         columns = decode_index(idx, verify=False)

@@ -1,7 +1,8 @@
 """`./run test-s3`: the tests of this folder against a real S3 server, versitygw.
 
 Go builds the server from its module, whose sums the checksum database of Go confirms; nothing of it
-is kept but the binary in `.s3`. `TOPICS_TEST_S3` names another endpoint, with the same keys.
+is kept but the binary in `.s3`. `TOPICS_TEST_S3` names another endpoint, with the same keys. The
+benchmark of Spark on a cluster uses the same server.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -57,11 +60,11 @@ def _tests(endpoint: str, words: list[str]) -> int:
     return subprocess.run(command, cwd=_ROOT, env=environment, check=False).returncode
 
 
-def main(words: list[str]) -> int:
-    """Build, start, test, stop."""
-    if os.environ.get("TOPICS_TEST_S3"):
-        return _tests(os.environ["TOPICS_TEST_S3"], words)
+@contextmanager
+def gateway() -> Iterator[str]:
+    """Build and start the server, with nothing in it; yields its address. Exits if it cannot."""
     binary, port = _built(), lasting_port()
+    endpoint = f"http://127.0.0.1:{port}"
     keys = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
     with tempfile.TemporaryDirectory(prefix="topics-s3-") as folder:
         server = subprocess.Popen(
@@ -69,11 +72,19 @@ def main(words: list[str]) -> int:
             env={**os.environ, **keys},
         )
         try:
-            _wait(f"http://127.0.0.1:{port}", server)
-            return _tests(f"http://127.0.0.1:{port}", words)
+            _wait(endpoint, server)
+            yield endpoint
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait()
+
+
+def main(words: list[str]) -> int:
+    """Run the tests against the endpoint that is named, or against a gateway."""
+    if os.environ.get("TOPICS_TEST_S3"):
+        return _tests(os.environ["TOPICS_TEST_S3"], words)
+    with gateway() as endpoint:
+        return _tests(endpoint, words)
 
 
 if __name__ == "__main__":
