@@ -341,7 +341,7 @@ def _without_manifest(roots: Sequence[str]) -> set[tuple[str, int]]:
 
 
 def segment_findings(segment: Segment, data_dir: str) -> Iterator[Finding]:
-    """The findings of a segment; a missing file is none once it is no longer listed."""
+    """The findings of a segment; a file that the manifest no longer lists may be missing."""
     for finding in check_segment(segment):
         if not _was_dropped(finding, segment, data_dir):
             yield finding

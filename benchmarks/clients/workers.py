@@ -222,7 +222,7 @@ class Client:
         count: int,
         last: Callable[[], None] | None = None,
     ) -> Job:
-        """Run a phase; return its time for each job. `last` belongs to it."""
+        """Run a phase, then `last`; return the time of both for each job."""
         used = cpu_seconds(int(job["pid"]))
         tally = Tally()
         phase.run(poll, tally)

@@ -41,7 +41,7 @@ except ImportError:  # before Spark 4.2; `TopicsStreamReader` raises an error
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-# How often, and with what pause, to look again for a missing manifest.
+# Attempts to find a missing manifest, and the pause between two of them.
 _ATTEMPTS: Final = 4
 _WAIT_S: Final = 0.25
 

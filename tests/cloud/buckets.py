@@ -1,6 +1,6 @@
 """A small S3 in this process: buckets in memory, conditional puts, ranges, lists with a delimiter.
 
-Signatures are not looked at. `failing`: one request in so many is answered with 503, half of
+Signatures are not checked. `failing`: one request in so many is answered with 503, half of
 these after it was carried out.
 """
 

@@ -35,7 +35,7 @@ class Bad:
 
 
 class Table(dict[str, Bad]):
-    """Rows by name; `marked`: the marks of some."""
+    """Rows by name; `marked`: the pytest marks of rows that have any."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ from topics_server.wal.snapshots.store import PublishedSnapshots
 from topics_server.wal.tools.repair import mend, survey
 
 Kind = Literal["evicted", "nested", "errors", "files", "second", "cold", "clock", "names", "moves"]
-# What a seed draws two from.
+# Each seed draws two of these.
 DRAWN: Final[tuple[Kind, ...]] = (
     *("evicted", "nested", "errors", "files"),
     *("second", "cold", "clock", "names"),

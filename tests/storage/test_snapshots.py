@@ -181,7 +181,7 @@ def test_an_older_copy_under_a_higher_number_does_not_count(lower: int) -> None:
 
 
 def test_of_two_runs_the_later_one_counts_though_its_lsns_are_lower() -> None:
-    """A start without the newest snapshot assigns lsns again that left no frame."""
+    """After a start without the newest snapshot, lsns that left no frame are assigned again."""
     disk = disk_with_folder()
     snapshots = PublishedSnapshots(disk, "data")
     snapshots.write(image(20))

@@ -128,7 +128,7 @@ class FolderStore:
         return [name for name in found if not layout.is_temp(name)]
 
     def remove_unfinished(self, folder: str) -> None:
-        """See `ObjectStore`. The lock tells that nobody writes them now."""
+        """See `ObjectStore`. Only the holder of the lock writes such files."""
         assert self._lock is not None
         self._check_folder()
         path = self.path_of(folder)
@@ -177,7 +177,7 @@ class FolderStore:
                 continue
             path = self.path_of(folder)
             self._fs.make_dir(path)
-            # Also if it was there: the process that made it may have died before this.
+            # Also for an existing folder: the process that made it may have died before the sync.
             self._fs.sync_dir(self.path_of(parent) if parent else self.root)
             self._made.add(folder)
 

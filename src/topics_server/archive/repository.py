@@ -47,7 +47,7 @@ from topics_server.wal import layout
 
 @dataclass(slots=True)
 class Verified:
-    """What `verify` found: a line for each problem."""
+    """The result of `verify`: one line for each problem."""
 
     backups: int = 0
     problems: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Verified:
 
 @dataclass(slots=True)
 class Pruned:
-    """What `prune` removed."""
+    """The backups and objects that `prune` removed."""
 
     kept: list[int] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Pruned:
 
 
 class FolderState(enum.Enum):
-    """What a folder of a backup holds."""
+    """The state of a folder that holds backups."""
 
     WHOLE = enum.auto()
     # Of a backup or a prune that was killed: nobody needs it.
@@ -124,7 +124,7 @@ class StoredBackup:
                 yield lsn, entry
 
     def known(self) -> KnownPositions:
-        """What clients may have seen up to this backup. Raises `Corrupt`."""
+        """The seqs that clients may have seen up to this backup. Raises `Corrupt`."""
         piece = self.facts.known
         return decode_known(self.piece(piece), self._path(piece))
 
@@ -142,7 +142,7 @@ class StoredBackup:
             for _ in self.entries():
                 pass
         except StorageError as error:
-            # Once more for a damaged piece, which is told already.
+            # Another problem of a damaged piece that is already reported.
             yield str(error)
         for piece in facts.sealed:
             try:
@@ -164,7 +164,7 @@ class Repository:
         self._store: Final = store
 
     def owner(self) -> Owner:
-        """Whose backups these are. Raises `StartRefused` for a folder without `STORE`."""
+        """The store of these backups. Raises `StartRefused` for a folder without `STORE`."""
         path = self._store.path_of(OWNER)
         if self._store.size(OWNER) is None:
             raise StartRefused("is missing: this is no backup folder, or its disk is away", path)
@@ -237,7 +237,7 @@ class Repository:
             if problems and number_state(self._store, number) is FolderState.UNFINISHED:
                 continue  # pruned meanwhile
             found.backups += 1
-            # Backups share segments: one that is damaged is told once.
+            # Backups share segments: report each damaged segment once.
             before = set(found.problems)
             found.problems += [each for each in dict.fromkeys(problems) if each not in before]
         return found

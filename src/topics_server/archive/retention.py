@@ -33,7 +33,7 @@ def parse_rules(text: str) -> list[KeepRule]:
 
 
 def kept(backups: Iterable[tuple[int, int]], rules: Sequence[KeepRule]) -> set[int]:
-    """Numbers of the backups to keep, of pairs of number and time in ms."""
+    """Numbers of the backups to keep; each input pair is a number and a time in ms."""
     newest_first = sorted(backups, reverse=True)
     result = {number for number, _ in newest_first[:1]}
     for rule in rules:

@@ -1,6 +1,6 @@
 """`Queue`: one queue of one server, without an event loop.
 
-The blocking twin of `queue.AsyncQueue`: the same calls, errors and patience over a blocking
+The blocking twin of `queue.AsyncQueue`: the same calls, errors and retries over a blocking
 connection. Threads may share one.
 """
 

@@ -1,4 +1,4 @@
-"""`BlockingClient`: one HTTP client and its patience; the base of the clients without a loop."""
+"""`BlockingClient`: one HTTP client with retries; the base of the clients without a loop."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class BlockingClient:
             own.close()
 
     def _patiently(self, call: Call[T], patience_ms: int | None = None) -> T:
-        """Send a call, and again within the patience if it is repeatable. Raises `ClientError`."""
+        """Send a call; retry a repeatable one until its retry time ends. Raises `ClientError`."""
         retries = RetryPolicy(self._retry_for_ms if patience_ms is None else patience_ms)
         may_be_done = False
         while True:

@@ -1,4 +1,4 @@
-"""`CoroutineClient`: one HTTP client and its patience; the base of the clients for coroutines.
+"""`CoroutineClient`: one HTTP client with retries; the base of the clients for coroutines.
 
 The twin of `blocking_client.BlockingClient`.
 """
@@ -90,7 +90,7 @@ class CoroutineClient:
             await own.aclose()
 
     async def _patiently(self, call: Call[T], patience_ms: int | None = None) -> T:
-        """Send a call, and again within the patience if it is repeatable. Raises `ClientError`."""
+        """Send a call; retry a repeatable one until its retry time ends. Raises `ClientError`."""
         retries = RetryPolicy(self._retry_for_ms if patience_ms is None else patience_ms)
         may_be_done = False
         while True:

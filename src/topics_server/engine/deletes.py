@@ -132,10 +132,11 @@ class Deletes:
         return found
 
     def start_delete(self, topic: Topic, seqs: Sequence[int]) -> SeqsDelete:
-        """Submit the delete of those of these seqs (ascending) that live, if any; no waiting.
+        """Submit the delete of the live ones of these ascending seqs, if any, without waiting.
 
-        What another delete under way takes is not among them. Nothing may be settling on the
-        topic (`stable_topic`). Raises `TopicsError` when it is refused; then nothing was staged.
+        Seqs that a staged delete removes count as dead. No create, configure or drop of the topic
+        may be in flight (`stable_topic`). Raises `TopicsError` when the delete is refused; then
+        nothing was staged.
         """
         assert not topic.staging.has_control
         live = deletable(topic, seqs)

@@ -204,7 +204,10 @@ class SegmentsPort(Protocol):
         ...
 
     def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
-        """*Blocking.* Copy hot -> cold, sync, list, unlink hot; flips during it hit both files."""
+        """*Blocking.* Copy the segment to the cold folder, sync it, list it, unlink the hot file.
+
+        Delete flags that are set meanwhile are written to both files.
+        """
         ...
 
     def write_manifest(self, facts: TopicFacts) -> None:

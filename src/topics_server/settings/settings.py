@@ -471,7 +471,7 @@ class Loaded:
 def load(flags: Mapping[str, object] | None = None) -> Loaded:
     """Read the environment; `flags` (field → value, None = not given) override it.
 
-    Raises `SettingsError`. Whether a server may start with the result is `refusal`'s question.
+    Raises `SettingsError`. `refusal` decides whether a server may start with the result.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     assert given.keys() <= Settings.model_fields.keys(), "a flag is a setting"

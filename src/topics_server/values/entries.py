@@ -217,10 +217,10 @@ class ProducerMoved(msgspec.Struct, frozen=True):
 
 
 class ConsumerMoved(msgspec.Struct, frozen=True):
-    """A consumer is there, or is at another seq: its reader has finished every record up to it.
+    """A consumer was created or moved: its reader has finished every record up to `seq`.
 
-    `hold`: what caps leave to it from now on, None: nothing; an unset `hold` is not encoded and
-    changes nothing.
+    `hold`: the records that caps keep for this consumer from now on; None: none. An unset `hold`
+    is not encoded and changes nothing.
     """
 
     topic_id: int

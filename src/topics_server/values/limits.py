@@ -1,6 +1,6 @@
 """Every hard limit of the server, and the relations between limits.
 
-Configurable limits (those with an environment name) are in `settings.py`; these limits are
+Configurable limits (those with an environment name) are in `settings/settings.py`; these limits are
 constants. The relations are asserted at import, so that a changed number cannot break another.
 """
 

@@ -1,9 +1,9 @@
-"""How many records a batch has, and how long views rest between batches.
+"""The size of a batch, and the pause of a view between two batches.
 
-A batch costs the event loop a message there and back, however few records it has, and a transaction
-of the apply process takes a processor from the server. So views that nobody waits for rest behind
-each batch, and go on together: what follows for all of them is one piece of work (`feed`), and
-between two of them the loop belongs to the appends. Loop thread only; called by `build` and `feed`.
+Even a small batch costs the event loop one message to the apply process and one back, and the
+transaction in that process takes a processor from the server. So views without a waiting query
+pause after each batch and go on together: `feed` serves them all in one piece of work, and between
+two pieces the loop serves appends. Loop thread only; called by `build` and `feed`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-# One transaction for what arrived in so long.
+# A view applies the records of this time in one transaction.
 PAUSE_S: Final = 0.005
 # All views together: 400 transactions a second.
 _SPACE_S: Final = 0.0025
-# The rows of a view that nobody waits for are at most so much older for the sake of others.
+# Longest delay of a view without a waiting query, so that other views can go on.
 _PAUSE_MAX_S: Final = 0.25
 
 
 def pause_s(views: int) -> float:
-    """How long so many views rest, if each has a batch behind every rest."""
+    """Pause in seconds between two batches of a view, for this number of busy views."""
     return min(max(PAUSE_S, views * _SPACE_S), _PAUSE_MAX_S)
 
 
 class Pacer:
-    """The rests of all views of a server: they end together."""
+    """The pauses of all views of a server: they end together."""
 
     def __init__(self) -> None:
         self._resting: list[asyncio.Future[None]] = []

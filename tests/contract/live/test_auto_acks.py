@@ -90,7 +90,7 @@ def test_a_stream_commits_what_the_socket_took(api: Api, standing: str, carrier:
     api.add(standing, 10)
     assert stream.take(1) == [10]
     committed(api, standing, 10)
-    # A stream never goes back, wherever it begins; its consumer does if somebody says so.
+    # A stream never goes back; its consumer does after a commit with `rewind`.
     good(commit(api, standing, 4, rewind=True))
     api.add(standing, 11)
     assert stream.take(1) == [11]

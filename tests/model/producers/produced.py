@@ -260,7 +260,7 @@ class ProducedSimulation:
         return ask
 
     def _stamp(self, expected: Truth) -> ProducerStamp:
-        """A request of one of three producers: mostly the next, else a near one."""
+        """The stamp of one of three producers: mostly its next seq, else one close to it."""
         rng = self.rng
         producer = rng.choice("ppqr")
         last = expected.producers.get(producer)

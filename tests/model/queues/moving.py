@@ -49,7 +49,7 @@ class Job:
         self._before = (self.after_kill, self.after_power)
 
     def begin(self, place: str) -> None:
-        """A call begins that may move the job there."""
+        """Begin a call that may move the job to `place`."""
         assert not self.is_busy
         self.is_busy = True
         self.calls += 1

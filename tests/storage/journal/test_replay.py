@@ -211,7 +211,7 @@ def test_a_set_whose_files_are_gone_refuses_start() -> None:
 
 
 def test_a_synced_tail_that_is_gone_is_corrupt() -> None:
-    """The spare was made when entries were synced: its header shows that they existed."""
+    """The spare file was made after entries had been synced; its header proves they existed."""
     life = written(new_disk(1), 12, sync=True, body=b"b" * 2_000)
     disk = life.die("kill")
     *_, used, spare = [name for name in disk.list_dir(WAL) if name.endswith(".wal")]

@@ -145,7 +145,7 @@ def _ticket(operation_id: str, parameters: tuple[Schema, ...]) -> Schema:
 
 
 def live_schemas() -> Schema:
-    """The answer that has a ticket."""
+    """The schema of the answer that carries a ticket."""
     ticket = {
         "stream_url": text(),
         "ticket": text("Absent on a server without keys."),

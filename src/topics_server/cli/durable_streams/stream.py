@@ -227,7 +227,7 @@ def _message(text: bytes) -> bytes:
 
 
 def _show(page: StreamReadPage) -> None:
-    """Print messages one a line and bytes unchanged, without delay."""
+    """Print messages one per line, and bytes unchanged, without delay."""
     if page.is_json:
         if values := page.values():
             click.echo(b"\n".join(one_line(value) for value in values))

@@ -36,7 +36,7 @@ def spawned_server(folder: Path, port: int, options: Sequence[str] = ()) -> subp
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Ctrl-C is for the parent, which stops the server behind its own work.
+            # Only the parent handles Ctrl-C: it finishes its own work, then stops the server.
             start_new_session=True,
         )
 

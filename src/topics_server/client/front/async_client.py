@@ -1,6 +1,6 @@
 """`AsyncClient`: one server, for coroutines.
 
-The twin of `client.Client`: the same names, errors and patience. Iterators are asynchronous; close
+The twin of `client.Client`: the same names, errors and retries. Iterators are asynchronous; close
 one that a loop left early (`contextlib.aclosing`), so that its position is saved at once.
 """
 

@@ -1,6 +1,6 @@
 """`Client`: one server, without an event loop.
 
-The blocking twin of `async_client.AsyncClient`: the same names, errors and patience. Threads may
+The blocking twin of `async_client.AsyncClient`: the same names, errors and retries. Threads may
 share one, except its iterators.
 """
 

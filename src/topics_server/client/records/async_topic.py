@@ -1,6 +1,6 @@
 """`AsyncTopicClient`: records and consumers of one topic, for coroutines.
 
-The twin of `topic.TopicClient`: the same calls, errors and patience.
+The twin of `topic.TopicClient`: the same calls, errors and retries.
 """
 
 from __future__ import annotations

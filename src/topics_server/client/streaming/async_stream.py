@@ -1,6 +1,6 @@
 """`AsyncDurableStream`: one stream of one server, for coroutines.
 
-The twin of `durable_stream.DurableStream`: the same calls, errors and patience.
+The twin of `durable_stream.DurableStream`: the same calls, errors and retries.
 """
 
 from __future__ import annotations

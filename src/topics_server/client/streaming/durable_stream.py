@@ -1,6 +1,6 @@
 """`DurableStream`: one stream of one server, without an event loop.
 
-The blocking twin of `async_stream.AsyncDurableStream`: the same calls, errors and patience. Threads
+The blocking twin of `async_stream.AsyncDurableStream`: the same calls, errors and retries. Threads
 may share one.
 """
 

@@ -89,11 +89,11 @@ class AsyncViewClient(CoroutineClient):
         return await self._patiently(view_calls.query(self.place, sql, name, params, after))
 
     async def stats(self) -> ViewProgress:
-        """How far the view is, and why it stands still if it does."""
+        """How far the view is, and why it stopped if it did."""
         return await self._patiently(view_calls.progress(self.place))
 
     async def rebuild(self, *, skip: int | None = None) -> ViewProgress:
-        """Build the view anew; with `skip`, pass that record, at which it stands still."""
+        """Build the view anew; with `skip`, skip that record, at which the view stopped."""
         return await self._once(view_calls.rebuild(self.place, skip))
 
     async def drop(self) -> bool:

@@ -1,6 +1,6 @@
 """`ViewClient`: one view of one server, without an event loop.
 
-The blocking twin of `async_view.AsyncViewClient`: the same calls, errors and patience. Threads may
+The blocking twin of `async_view.AsyncViewClient`: the same calls, errors and retries. Threads may
 share one.
 """
 
@@ -83,11 +83,11 @@ class ViewClient(BlockingClient):
         return self._patiently(view_calls.query(self.place, sql, name, params, after))
 
     def stats(self) -> ViewProgress:
-        """How far the view is, and why it stands still if it does."""
+        """How far the view is, and why it stopped if it did."""
         return self._patiently(view_calls.progress(self.place))
 
     def rebuild(self, *, skip: int | None = None) -> ViewProgress:
-        """Build the view anew; with `skip`, pass that record, at which it stands still."""
+        """Build the view anew; with `skip`, skip that record, at which the view stopped."""
         return self._once(view_calls.rebuild(self.place, skip))
 
     def drop(self) -> bool:

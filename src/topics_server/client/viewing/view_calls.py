@@ -36,7 +36,7 @@ class QueryResult(msgspec.Struct, frozen=True):
 
 
 class RecordError(msgspec.Struct, frozen=True):
-    """The record at which a view stands still; `seq` 0: no record is at fault."""
+    """The record at which a view stopped; `seq` 0: no record is at fault."""
 
     seq: int
     statement: str
@@ -149,7 +149,7 @@ def progress(where: ViewAddress) -> Call[ViewProgress]:
 
 
 def rebuild(where: ViewAddress, skip: int | None) -> Call[ViewProgress]:
-    """Build the view anew, or pass the record at which it stands still."""
+    """Build the view anew, or skip the record at which the view stopped."""
     body = b"{}" if skip is None else msgspec.json.encode({"skip": skip})
     path = where.path("/rebuild")
     return Call(method="POST", path=path, body=body, read=_read_progress, repeatable=False)

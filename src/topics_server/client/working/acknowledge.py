@@ -139,7 +139,7 @@ class Acknowledger:
         return await asyncio.gather(*requests)
 
     async def _send(self, group: list[_Ending]) -> ClientError | None:
-        """Send one request for ends that differ only in their jobs; return a temporary failure."""
+        """Send one ack or nack for a group of jobs; return the error if it is temporary."""
         delay_ms, error_text = group[0].delay_ms, group[0].error
         jobs = [ending.held.job for ending in group]
         answer: Acked | Nacked

@@ -534,7 +534,7 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
     if topic.is_ephemeral:
         if not clean_stop:
             log.jump_head(topic.ceiling_seq, LossReason.RESTART)
-        # Also where nothing lives: readers are told the same, with or without the snapshot.
+        # Also without a live record: readers get the same tombstone with and without a snapshot.
         log.lose_all(LossReason.RESTART)
         # Its producers and keys are lost with the records.
         topic.keys, topic.producers = KeyMemory(), Producers()

@@ -176,13 +176,13 @@ class Throttle:
 
     @property
     def has_urgent(self) -> bool:
-        """Whether requests that are more urgent than most came lately: loop turns are short."""
+        """Whether requests of high priority arrived lately: loop turns are then short."""
         return self._urgent_ticks > 0
 
     def press(self) -> None:
-        """Begin pressure without a measurement: one turn brought more than one turn writes.
+        """Begin pressure without a measurement: one turn received more than one turn writes.
 
-        Requests behind it in that turn wait already.
+        Later requests of the same turn already wait.
         """
         self._easy_ticks = 0
         self._turn_to(is_active=not self._is_closed)

@@ -18,7 +18,7 @@ _OVERHEAD_BYTES = 48
 
 
 class BlockCache:
-    """LRU of blocks; `max_bytes` counts payloads and a flat overhead a record."""
+    """LRU of blocks; `max_bytes` counts payloads and a flat overhead per record."""
 
     def __init__(self, max_bytes: int) -> None:
         assert max_bytes > 0

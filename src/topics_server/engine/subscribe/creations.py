@@ -1,8 +1,8 @@
-"""Who waits for topics that do not exist yet, by name and by prefix.
+"""Readers that wait for topics that do not exist yet, by name and by prefix.
 
-Created topics are told in later turns, a few readers at a time, so that no creation waits for its
-followers. Without waiting readers nothing is observed. Loop thread only. Used by `dispatcher` and
-by the streams.
+They are notified of a new topic in later turns, a few readers at a time, so that no creation waits
+for its followers. Without waiting readers nothing is observed. Loop thread only.
+Used by `dispatcher` and by the streams.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class JoinedWrites:
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
-        # While a large answer is handed over: all of it stays in memory until its last byte left.
+        # Size of a large answer that is being sent: it stays in memory until its last byte is sent.
         self.answer_bytes = 0
         self._loop = loop
         self._held: bytes | None = None

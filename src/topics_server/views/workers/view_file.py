@@ -375,14 +375,14 @@ def _check_defaults(sandbox: Sandbox) -> None:
 
 
 class _Anything(dict[str, Any]):
-    """Gives every parameter: of a named query they are not known yet."""
+    """Parameters of a named query whose values are not known yet: every name gives NULL."""
 
     def __missing__(self, key: str) -> None:
         return None
 
 
 def facts_of(sandbox: Sandbox) -> FileFacts:
-    """What a file says of itself. Raises `sqlite3.Error` and `ValueError`."""
+    """The facts that a file states about itself. Raises `sqlite3.Error` and `ValueError`."""
     rows = sandbox.own(f"SELECT {_COLUMNS} FROM {_TABLE}")
     if len(rows) != 1 or rows[0][0] != _VERSION:
         raise ValueError("not a file of a view, or of a newer version")

@@ -248,7 +248,7 @@ def test_a_snapshot_keeps_holds_and_older_ones_have_none() -> None:
 
 @given(st.data())
 def test_a_topic_is_what_a_plain_list_says(data: st.DataObject) -> None:
-    """However caps, holds, commits and deletes follow each other."""
+    """A topic keeps what a plain list predicts, in any order of caps, holds and deletes."""
     config = TopicConfig(
         cap_records=data.draw(st.sampled_from([0, 1, 3, 6])),
         cap_bytes=data.draw(st.sampled_from([0, SIZE, 200])),
