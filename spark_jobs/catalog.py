@@ -15,7 +15,7 @@ JOBS: Final = {
     "to_parquet": "Sealed records as Parquet by topic and day: text, VARIANT or typed.",
     "to_iceberg": "An Iceberg table for each topic, each sealed record once; needs no Spark.",
 }
-# What jobs without Spark need; see `running.installing`.
+# Packages that jobs without Spark need; see `running.installing`.
 WITHOUT_SPARK: Final = {"to_iceberg": "iceberg"}
 # Jobs whose output is a lake, which a pipeline has already: they are no jobs of its days.
 LAKES: Final = ("to_parquet", "to_iceberg")

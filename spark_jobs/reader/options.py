@@ -64,7 +64,7 @@ _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What to read, and how to partition it; `query` has the default columns."""
+    """The options of a read: its records and its partitions; `query` has the default columns."""
 
     data_dir: str
     query: Query
@@ -257,7 +257,7 @@ def _time(found: Mapping[str, str], name: str, default: int) -> int:
     """Parse milliseconds since the epoch, or a date and time of ISO 8601 (UTC unless it has a
     zone).
 
-    Four digits are a year: nobody means the first ten seconds of 1970.
+    Four digits are a year: as milliseconds they would be the first ten seconds of 1970.
     """
     text = found.get(name)
     if text is None:

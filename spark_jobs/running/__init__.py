@@ -1,4 +1,4 @@
-"""What all jobs share: arguments, outputs, pictures, what to install.
+"""Parts that all jobs share: arguments, outputs, pictures, what to install.
 
 - `installing`: what to install when something is missing.
 - `job`: the arguments and the frame of every job.

@@ -18,7 +18,7 @@ _EPOCH_DAY: Final = date(1970, 1, 1)
 
 
 class RebuiltDay(NamedTuple):
-    """What a rebuild did: the rows that it removed, and whether it wrote the day anew."""
+    """The result of a rebuild: the rows that it removed, and whether it wrote the day anew."""
 
     removed: int
     is_new: bool

@@ -59,7 +59,7 @@ _STORED: Final = (
 _ICEBERG: Final[dict[Any, Any]] = {arrow: kind for _, arrow, kind in _STORED}
 _ARROW: Final[dict[Any, Any]] = {kind: arrow for _, arrow, kind in _STORED}
 _NAMES: Final[dict[Any, str]] = {kind: name for name, _, kind in _STORED}
-# What Iceberg can make of a column without writing its files anew.
+# Types to which Iceberg can change a column without writing its files anew.
 _PROMOTIONS: Final = ((IntegerType, LongType), (FloatType, DoubleType))
 # A name in backticks, a word, or a sign.
 _TOKEN: Final = re.compile(r"`(?:[^`]|``)+`|\w+|[^\s\w]")

@@ -79,7 +79,7 @@ class OpenedStore:
 
     @property
     def report(self) -> str:
-        """What recovery found, in one line; the store is ready."""
+        """The findings of recovery, in one line; the store is ready."""
         return self._node.report
 
     def on_snapshot(self, taken: Callable[[], None]) -> None:

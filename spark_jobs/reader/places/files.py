@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FILE_GAP_BYTES: Final = 16 * 1024
 # The same for an object, of which each range is a request.
 _OBJECT_GAP_BYTES: Final = 2**20
-# What the first request for an object brings: small objects need no other one.
+# Bytes that the first request for an object reads: a small object needs no second request.
 _HEAD_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")

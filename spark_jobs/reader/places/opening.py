@@ -60,7 +60,7 @@ class SealedPlace(Protocol):
 
 @dataclass(slots=True)
 class KnownPlace:
-    """What an earlier place of the same name read, and a later one reuses if it is unchanged."""
+    """Facts that an earlier place of this name read; a later one reuses them if unchanged."""
 
     manifests: Manifests = field(default_factory=dict)
     base: SealedBase | None = None

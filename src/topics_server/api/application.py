@@ -27,7 +27,7 @@ from topics_server.api.websocket import handlers as ws
 from topics_server.http.error_responses import not_found
 from topics_server.http.sockets import ForeignSend, is_own_send
 
-# What may stand in a path as it is; a server that tells no `raw_path` has unescaped it.
+# Characters that a path may hold unescaped; a server without `raw_path` has unescaped the path.
 _PATH_CHARS: Final = "/:@!$&'()*+,;=-._~"
 
 
@@ -46,7 +46,7 @@ class Application(Starlette):
         )
         self.router.redirect_slashes = False
         self.door = door
-        # What a connection of our own finds here (`http/connection`).
+        # A connection of our own finds its door here (`http/connection`).
         self.topics_door = ConnectionDoor(door)
 
     def add_middleware(self, *arguments: Any, **options: Any) -> None:

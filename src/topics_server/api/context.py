@@ -256,7 +256,7 @@ class StorePort(Protocol):
         ...
 
     def range_mark(self, name: str, first_seq: int, last_seq: int) -> RangeMark:
-        """What tells two states of a range of seqs apart."""
+        """A value that changes when a record in this range of seqs is added or lost."""
         ...
 
     def dead_slots(self, name: str) -> tuple[int, int]:
@@ -450,7 +450,7 @@ class Routers(Protocol):
 
 
 class Sealing(Protocol):
-    """What seals on demand; `engine.background.sealer.Sealer`."""
+    """Seals on demand; `engine.background.sealer.Sealer` satisfies it."""
 
     async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
         """Seal what these topics hold now: records left unsealed, segments made."""
@@ -458,7 +458,7 @@ class Sealing(Protocol):
 
 
 class BackupsPort(Protocol):
-    """What makes backups; `node.backups.Backups`."""
+    """Makes backups; `node.backups.Backups` satisfies it."""
 
     @property
     def state(self) -> BackupState:
@@ -475,7 +475,7 @@ class BackupsPort(Protocol):
 
 
 class ArchivingPort(Protocol):
-    """What keeps the continuous archive; `node.archiver.Archiver`."""
+    """Keeps the continuous archive; `node.archiver.Archiver` satisfies it."""
 
     def metrics(self) -> ArchiveMetrics:
         """Facts for a scrape."""
@@ -536,7 +536,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     # Set by `node` and `server`: figures that are theirs to know.
     disk: Callable[[], DiskFacts] | None = None
     recovery: RecoveryFacts | None = None
-    # What goes wrong in the background, for `/v0/ready`: no names, no paths.
+    # Failures of background work, for `/v0/ready`: no names, no paths.
     reasons: Callable[[], Sequence[str]] = tuple
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = msgspec.field(default_factory=set)
@@ -576,7 +576,7 @@ class ServerState(msgspec.Struct, kw_only=True):
         return waiting
 
     def watching(self) -> tuple[Fanout, WatchSessions]:
-        """What streams are made of; there once the server was ready."""
+        """The fan-out and the watch sessions; they exist once the server is ready."""
         assert self.fanout is not None
         assert self.sessions is not None
         return self.fanout, self.sessions

@@ -58,7 +58,7 @@ _PASSING: Final = frozenset(
 
 
 class ConnectionDoor:
-    """What the application offers connections of our own beyond ASGI.
+    """The application's door: its services for connections of our own beyond ASGI.
 
     `is_direct`: its routes may be called past its middleware, because it has none.
     """
@@ -138,7 +138,7 @@ class ConnectionDoor:
 
 
 class HotCall:
-    """What answers requests with one head; see `door.DirectCall`."""
+    """Answers all requests with the same head; see `door.DirectCall`."""
 
     __slots__ = (
         "_caller",

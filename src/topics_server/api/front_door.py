@@ -110,9 +110,9 @@ def response_to(
 
 
 class FrontDoor:
-    """What all requests of one application pass.
+    """The checks and notes that all requests of one application pass.
 
-    `state` is that of the store that is served now; `open_for` changes it, as an application may be
+    `state`: of the store that is served now. `open_for` changes it, because an application may be
     made before its store is opened.
     """
 
@@ -335,7 +335,7 @@ class FrontDoor:
 
 
 def _guarded(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """These headers and the guards, unless they speak of the same."""
+    """These headers and the guards that they do not name themselves."""
     names = {name for name, _ in headers}
     return [*(guard for guard in _GUARDS if guard[0] not in names), *headers]
 
@@ -379,7 +379,7 @@ async def _stream(
 
 
 async def _hang_up(scope: Scope, receive: Receive, send: Send) -> None:
-    """Close the connection below ASGI, which knows no such thing; returns when it is closed.
+    """Close the connection below ASGI, which has no call for that; return when it is closed.
 
     A foreign server offers only ASGI: an event stream without events ends at once, and its reader
     reconnects as well.

@@ -19,7 +19,7 @@ from topics_server.api.request_body import ClientGoneError
 from topics_server.auth.api_keys import Key
 from topics_server.values.errors import Code, TopicsError
 
-# What counts as asking for an event stream, the most specific first.
+# Media types that ask for an event stream, the most specific first.
 _STREAM_TYPES: Final = (b"text/event-stream", b"text/*", b"*/*")
 
 

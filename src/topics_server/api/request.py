@@ -1,9 +1,9 @@
-"""What a handler takes and what it gives: one `Request`, one answer.
+"""The input and the output of a handler: one `Request`, one answer.
 
-An answer is a `Response`, or a `Pending` one that is there once a write is decided, or an
-`EventStream`; a handler that has to wait for something else is a coroutine that gives one of these.
-A handler that waits for more than a write does so while its client is there and its key is valid
-(`held_by`). Used by every handler and by `api/front_door`.
+An answer is a `Response`, an `EventStream`, or a `Pending`, which has its response once a write is
+decided. A handler that waits for anything else is a coroutine that returns one of these. It waits
+only while its client is connected and its key is valid (`held_by`). Used by every handler and by
+`api/front_door`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ async def held_by(request: Request, waiting: Awaitable[T]) -> T:
     finally:
         coming.cancel()
         leaving.cancel()
-        await asyncio.wait((leaving,))  # until its key knows nothing of it
+        await asyncio.wait((leaving,))  # until it has left the set of its key
 
 
 async def released(request: Request) -> None:

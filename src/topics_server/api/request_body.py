@@ -43,7 +43,7 @@ async def whole_body(
     is_json: bool,
     take_slot: Callable[[], Awaitable[None]] | None = None,
 ) -> bytes:
-    """What `read_body` gives; in one step where the head raises no question."""
+    """The result of `read_body`, in one step if the head needs no further check."""
     if not is_plain(headers, max_bytes):
         return await read_body(headers, receive, max_bytes, is_json=is_json, take_slot=take_slot)
     # The common case: a JSON body that came with its head.

@@ -77,12 +77,12 @@ class Route:
         self.is_below = any(name in template for name in ("/{view}", "/{seq}", "/{consumer}"))
         self.is_of_router = "/{router}" in template
         self.is_mount = template.endswith("/{path}")
-        # What the template calls the part of a path that is a name.
+        # The template's name for the part of a path that is a name.
         self.parameter = template.partition("{")[2].partition("}")[0]
         # Its tickets are those of `auth/live_tickets`.
         self.is_live = is_stream and template in ("/v0/live", "/v0/topics/{topic}/live")
         self.claims = is_stream and template.endswith("/work")
-        # What is held against a key's prefixes.
+        # The kind of name that is compared with a key's prefixes.
         kinds = {"topic": self.is_of_topic, "router": self.is_of_router, "path": self.is_mount}
         self.names = next((kind for kind, is_of_it in kinds.items() if is_of_it), "")
         self.handlers = dict(handlers)
@@ -116,7 +116,7 @@ class Routes:
         # Paths that were asked for: their route and the topic's name.
         self._known: dict[bytes, tuple[Route, str]] = {}
         self._mount: Route | None = None
-        # What no path begins with, for a start.
+        # Until a mount is added: bytes that no path begins with.
         self._mounted = b"\0"
         for route in self.table:
             path = route.template.encode("ascii")
@@ -135,7 +135,7 @@ class Routes:
             self._named[(*segments[1:3], *segments[4:])] = route
 
     def name_at(self, route: Route, raw_path: bytes, segment: bytes) -> str:
-        """What stands in the path of a named route; a topic's name is checked, once.
+        """The name in the path of a named route; a topic's name is checked once.
 
         Raises `invalid_request`.
         """

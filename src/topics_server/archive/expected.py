@@ -1,4 +1,4 @@
-"""What a snapshot says about the manifests that a backup must hold.
+"""The manifests that a backup must hold, by its snapshot.
 
 A manifest that is missing is not a topic without sealed records: a start would refuse a restore of
 such a backup, and so would `topics verify`. So the backup itself is judged as a start judges a data

@@ -67,7 +67,7 @@ class KnownBuilder:
             self._note_topic(frame.creation.topic_id, frame.creation.epoch)
 
     def note(self, known: KnownPositions) -> None:
-        """What another backup knows."""
+        """Take over the positions that another backup states."""
         self.note_next_id(known.next_topic_id)
         self._epoch = max(self._epoch, known.epoch)
         for topic_id, seq in known.heads.items():

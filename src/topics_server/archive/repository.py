@@ -201,7 +201,7 @@ class Repository:
         return self.stored(facts).sealed()
 
     def known(self, store_id: str, skipped: Collection[int] = ()) -> KnownPositions:
-        """What clients may have seen, as far as any backup in the folder tells.
+        """The seqs that clients may have seen, by all backups in the folder.
 
         Raises `Corrupt`: a backup that cannot be read may know more than the others. `skipped`:
         backups that are not asked.

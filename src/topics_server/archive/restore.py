@@ -43,7 +43,7 @@ _IGNORED: Final = frozenset({"lost+found", layout.LOCK})
 
 @dataclass(slots=True)
 class RestoredStore:
-    """What `restore` made."""
+    """The result of `restore`."""
 
     backup: int
     store_id: str

@@ -41,7 +41,7 @@ _DAMAGED = ".damaged"
 
 @dataclass(slots=True)
 class CopyCounts:
-    """What was copied: `bytes` of all segments, `copied_bytes` of the objects that were new."""
+    """Counts of a copy: `bytes` of all segments, `copied_bytes` of the objects that were new."""
 
     segments: int = 0
     bytes: int = 0

@@ -24,7 +24,7 @@ _ASIDE: Final = frozenset(("ticket", "token", "cursor"))
 
 
 def subscription_of(topic: str, query: bytes) -> bytes:
-    """What a ticket is bound to: the topic of the path and the query, in any order.
+    """The subscription of a ticket: the topic of the path, and the query in any order.
 
     The first of a repeated parameter counts, as for the stream itself.
     """

@@ -74,7 +74,7 @@ class QueueFull(Refused):
 
 
 class ConditionFailed(Refused):
-    """409 `condition_failed`, 412 `precondition_failed`: somebody was faster; `detail` says how."""
+    """409 `condition_failed`, 412 `precondition_failed`: another write came first; see `detail`."""
 
 
 class Throttled(Refused):

@@ -1,4 +1,4 @@
-"""What every HTTP client of this package sends and makes of an answer, whatever drives it.
+"""The requests of every HTTP client of this package, and how each reads an answer.
 
 Called by `blocking_client`, `coroutine_client` and the readers of event streams.
 """

@@ -116,7 +116,7 @@ class BackwardPage(msgspec.Struct, frozen=True):
 
 
 class RangeMark(msgspec.Struct, frozen=True):
-    """What tells two states of a range of seqs apart: `live` counts its live records."""
+    """Distinguishes two states of a range of seqs: `live` counts its live records."""
 
     topic_id: int
     epoch: int

@@ -1,6 +1,6 @@
 """Consumers: named, durable cursors of readers.
 
-A commit is one entry in the topic's FIFO, behind the records that it speaks of, and has the gate
+A commit is one entry in the topic's FIFO, behind the records that it covers, and has the gate
 of the topic's class, at least a write. Called through `store`; loop thread only.
 """
 
@@ -116,7 +116,7 @@ class ConsumerCursors:
             ticket = None if lsn is None else self._commits.find(topic.topic_id, lsn)
             if if_seq is None or ticket is None:
                 break
-            # What is in flight may fail: compare with what holds.
+            # A commit in flight may fail: compare with the applied position.
             await resolved(ticket)
         now_ms = self._clock.now_ms()
         entry = decide_commit(topic, consumer, seq, now_ms, rewind=rewind, if_seq=if_seq)

@@ -92,7 +92,7 @@ class Deletes:
                 # A segment dropped meanwhile has no live record left.
                 searched.update({segment_id: found.get(segment_id, ()) for segment_id in missing})
             elif blocks is None:
-                # Once: what is appended meanwhile is searched when the delete is decided.
+                # One pass: records appended meanwhile are searched when the delete is decided.
                 blocks = await self._search_blocks(topic, before_seq, match)
             else:
                 break

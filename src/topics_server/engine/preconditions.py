@@ -1,4 +1,4 @@
-"""What must hold before a write is decided: one table, one check for each need.
+"""The preconditions of every kind of write: one table, one check for each need.
 
 `NEEDS` lists for each kind of write what it needs, in the order in which it is checked. An unmet
 need is waited for where the table says so, else the write is refused and nothing is staged.

@@ -36,7 +36,7 @@ from topics_server.values.limits import PAGE_BYTES_MAX
 
 
 class Reads:
-    """The reads of all topics. `is_draining`: the server is going down, and nobody waits."""
+    """The reads of all topics. `is_draining`: the server is stopping, and no reader waits."""
 
     def __init__(
         self, registry: Registry, notifier: Notifier, fetcher: Fetcher, clock: Clock
@@ -229,7 +229,7 @@ class Reads:
         return _upto_seq(self._registry.existing(name), request, self._clock.now_ms())
 
     def range_mark(self, name: str, first_seq: int, last_seq: int) -> RangeMark:
-        """What tells two states of a range of seqs apart; for the ETag of a page."""
+        """A value that differs between two states of a range of seqs; for the ETag of a page."""
         topic = self._registry.existing(name)
         log, now_ms = topic.log, self._clock.now_ms()
         live = _live_count(log, first_seq, min(last_seq, log.head_seq))
@@ -241,7 +241,7 @@ class Reads:
         return topic.topic_id, topic.log.head_seq - topic.log.live_count
 
     def drain(self) -> None:
-        """The server is going down: whoever waits for records is answered now."""
+        """The server is stopping: answer every reader that waits for records now."""
         self.is_draining = True
         self._notifier.notify_all()
 

@@ -30,7 +30,7 @@ from topics_server.values.model import Durability
 
 
 class Store:
-    """What the API and the services call. See `engine/answers.py` for what comes back."""
+    """All calls of the API and the services; `engine/answers.py` has the values they return."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ _HOT_METHODS: Final = frozenset((b"GET", b"POST"))
 class HttpConnection(asyncio.Protocol):
     """A connection until its end, or until it becomes a WebSocket."""
 
-    # What most connections never change stands here once.
+    # Defaults that most connections never change; as class attributes they exist once.
     door: Door | None = None
     timeouts: ConnectionTimeouts = ConnectionTimeouts()
     bounds: Bounds = timeouts.bounds
@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
     is_going_down = False
     # The door's notes about this connection.
     recalled: object = None
-    # Nothing more is looked at: what comes is dropped.
+    # All further received bytes are dropped.
     is_over = False
     # A whole head is there, and its request is not begun; what there is of its body.
     _is_held = False
@@ -172,7 +172,7 @@ class HttpConnection(asyncio.Protocol):
             self.exchange.keep_alive = False
 
     def eof_received(self) -> None:
-        """The client sends no more: what is held of it is its last."""
+        """The client sends no more bytes: handle those that are held."""
         while self.read_scheduler is not None and self.read_scheduler.holds(self):
             self.read_scheduler.release(self)
 
@@ -302,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
                 uploads.count(self.reader, self.exchange, is_crowded=len(self.connections) > FEW)
 
     def _feed_for_a_while(self, data: bytes) -> bytes:
-        """Parse for about a millisecond; what was parsed. The rest is held for later turns."""
+        """Parse for about a millisecond; return the parsed bytes. Hold the rest for later turns."""
         until_ms = monotonic_ms() + _FED_MS
         view = memoryview(data)
         for at in range(0, len(data), _FED_BYTES):
@@ -522,9 +522,9 @@ class HttpConnection(asyncio.Protocol):
     # --- refusals ---------------------------------------------------------------------------
 
     def refuse(self, error: TopicsError | None) -> None:
-        """Look at nothing more; answer with `error`, behind what is being answered, and end.
+        """Drop all further bytes; answer with `error` behind the current answer, and end.
 
-        None: what came is not even refused, as the connection ends by itself.
+        None: the received bytes get no answer, because the connection ends by itself.
         """
         self._is_held = False
         self._held_body = b""

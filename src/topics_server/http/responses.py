@@ -25,7 +25,7 @@ DEFLATED_BYTES_MIN: Final = 256
 _PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
 _PERFORMANCE_BYTES_MAX: Final = 1024
 _ID: Final = b"%b" + REQUEST_ID + b": %b"
-# What `last_lines` gives for an answer with a body: its own lines, the id, the length.
+# The result of `last_lines` for an answer with a body: its own lines, the id, the length.
 ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
 
 

@@ -1,4 +1,4 @@
-"""What a stream needs of its connection beyond ASGI `send`.
+"""The connection calls that a stream needs beyond ASGI `send`.
 
 It passes the same bytes directly to the transports of a thousand sockets, reads how much waits in
 the write buffer, sends a last frame although the buffer is full, and closes the connection. Our own
@@ -86,7 +86,7 @@ class Socket:
         # The one of an HTTP response, the other of a WebSocket.
         self._flow: Any = getattr(self._protocol, "flow", None)
         self._writable: Any = getattr(self._protocol, "writable", None)
-        # What writes, once the response has begun and its head has left.
+        # The writing function, once the response has begun and its head is sent.
         self._write: Callable[[bytes], object] | None = None
 
     @property
@@ -100,10 +100,10 @@ class Socket:
         return self._flow is not None and self._flow.write_paused
 
     def writer(self) -> Callable[[bytes], object] | None:
-        """What writes bytes as they go over the wire; None if they have to go through `send`.
+        """The function that writes raw bytes to the socket; None if the caller must use `send`.
 
-        So it is while the socket is full, before the response has begun and after its end. To be
-        used at once.
+        None while the socket is full, before the response has begun and after its end. Call the
+        function at once.
         """
         protocol, flow = self._protocol, self._flow
         if flow is not None:
@@ -119,7 +119,7 @@ class Socket:
         return self._write or self._first_writer()
 
     def _first_writer(self) -> Callable[[bytes], object] | None:
-        """What writes, until it is known for good: a response that has begun stays so."""
+        """The writing function; kept once the response has begun, as that is final."""
         protocol, transport = self._protocol, self._transport
         if not (protocol.handshake_complete if self._flow is None else protocol.is_chunked):
             return None
@@ -176,7 +176,7 @@ class Socket:
         return bool(getattr(self._protocol, "keep_alive", True))
 
     def end_with_connection(self) -> None:
-        """Have the body of a response end with its connection: HTTP/1.0 knows no chunks.
+        """End the body of a response by closing its connection: HTTP/1.0 has no chunks.
 
         To be asked for before the response begins.
         """

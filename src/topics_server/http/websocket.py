@@ -108,7 +108,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.queue: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         # Sizes of the messages in the queue.
         self._queued: deque[int] = deque()
-        # What there is of a message that is not whole.
+        # The received part of an incomplete message.
         self.message: bytes | bytearray | None = None
         self._is_text = True
 
@@ -217,7 +217,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._resume_reading()
 
     def eof_received(self) -> None:
-        """The client sends no more: what is held of it is its last."""
+        """The client sends no more bytes: handle those that are held."""
         read_scheduler = None if self.door is None else self.door.read_scheduler
         while read_scheduler is not None and read_scheduler.holds(self):
             read_scheduler.release(self)
@@ -305,7 +305,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.close()
 
     def _end_unreadable(self) -> None:
-        """Close: what came is no frame, or a message that must not be."""
+        """Close: the received bytes are no frame, or a message that the protocol forbids."""
         closed = self.conn.close_sent
         assert closed is not None
         self._tell({"type": "websocket.disconnect", "code": closed.code, "reason": closed.reason})
@@ -347,7 +347,7 @@ class WebSocketConnection(asyncio.Protocol):
             "Content-Type": JSON_TYPE.decode(),
             "Content-Length": str(len(body)),
             "X-Request-Id": request_id({}).decode("ascii"),
-            # What it would take (RFC 6455, 4.4).
+            # The version that the server accepts (RFC 6455, 4.4).
             "Sec-WebSocket-Version": "13",
         }
         self._answer_opening(status_of(error), headers, body)

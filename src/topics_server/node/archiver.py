@@ -121,7 +121,7 @@ class Archiver:
 
     @property
     def failures(self) -> list[str]:
-        """What fails now, in words that name no place."""
+        """The current failures, without names of places."""
         if self._is_stopped:
             return ["nothing is archived any more: see the log"]
         found = ["archiving fails: see the log"] if self._last_error else []

@@ -416,7 +416,7 @@ def _readmit_jobs(registry: Registry, queues: QueueService) -> None:
 
 
 def _archiver(writers: Writers, store: Store) -> Archiver | None:
-    """What keeps the archive, where there is one: only then are its modules imported."""
+    """The archiver, if an archive is set: only then are its modules imported."""
     ground = writers.ground
     if ground.settings.archive_url is None:
         return None
@@ -439,7 +439,7 @@ def _mender(
     queues: QueueService,
     pump: Pump,
 ) -> Mender[PreparedMend] | None:
-    """What mends damaged segments, where an archive has copies of them."""
+    """The mender of damaged segments, if an archive has copies of them."""
     if archiver is None:
         return None
     from topics_server.node.mending import ArchiveMending
@@ -466,7 +466,7 @@ def _mender(
 
 
 def _backups(writers: Writers, store: Store) -> Backups | None:
-    """What makes backups, where there is a folder for them: only then are its modules imported."""
+    """The maker of backups, if a folder is set: only then are its modules imported."""
     ground = writers.ground
     if ground.settings.backup_dir is None:
         return None

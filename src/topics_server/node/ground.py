@@ -1,4 +1,4 @@
-"""What exists before recovery: the locked directory, the empty tables, and the outer world.
+"""All that exists before recovery: the locked directory, the empty tables, and the outer world.
 
 Opening locks the data directory and the cold folder and changes nothing else. Called by `boot`.
 """

@@ -176,7 +176,7 @@ class Node:
         return max([shard.queue_bytes for shard in self.journal.shards], default=0)
 
     def _reasons(self) -> list[str]:
-        """What fails in the background, in words that name no topic and no file."""
+        """Failures of background work, without names of topics and files."""
         sealing = next(iter(self.sealer.failures.values()), None)
         failed = 0 if self.mender is None else self.mender.failed
         return [

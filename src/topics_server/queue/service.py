@@ -150,7 +150,7 @@ class QueueService:
     def claim_at_once(
         self, name: str, node: str, max_jobs: int, lease_ms: int | None, *, waits: bool
     ) -> FirstLeases | None:
-        """What `claim` does for most claims; None: nothing was done, and `claim` must do it.
+        """The short path of `claim` for most claims; None: nothing was done, call `claim`.
 
         `waits`: the claim waits if there is no job.
         """
@@ -396,7 +396,7 @@ class QueueService:
         return self._queue_of(name, await self._store.stable_topic(name))
 
     def _stable_queue(self, name: str) -> tuple[Topic, LeaseBook] | None:
-        """What `queue` returns; None while a create, configure or drop of it is in flight."""
+        """The result of `queue`; None while a create, configure or drop of it is in flight."""
         if name in self._store.pending_names:
             return None
         return self._queue_of(name, self._store.topic(name))

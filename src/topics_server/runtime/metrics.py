@@ -284,7 +284,7 @@ class ArchiveMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrubMetrics(msgspec.Struct, frozen=True):
-    """What the scrub of sealed segments has read and found since the start.
+    """Counts of the scrub of sealed segments since the start.
 
     `last_pass_ts_ms`: when the last whole pass ended, 0 if none has.
     """

@@ -15,7 +15,7 @@ from pydantic.config import JsonDict
 from topics_server.values.texts.amounts import parse_duration, parse_size
 from topics_server.values.texts.archive_url import parse_archive_url
 
-# The largest number of the store: a range up to it is told as one without an end.
+# The largest number of the store: a range up to it is printed without an end.
 _UNBOUNDED: Final = 2**64 - 1
 
 # As browsers send it: scheme, host and a port that is not the scheme's own.

@@ -35,10 +35,10 @@ class FlagsDigest(NamedTuple):
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
-    """What a running server knows of the flags of a segment that is mended.
+    """The facts of a running server about the flags of a segment that is mended.
 
     `digest`: of the flags that were synced last. `deleted`: one byte a row, 1 for a row that was
-    deleted and whose flag was synced. Of rows below `first_row`, `deleted` does not tell.
+    deleted and whose flag was synced. `deleted` says nothing about rows below `first_row`.
     """
 
     digest: FlagsDigest

@@ -67,7 +67,7 @@ class Durability(enum.Enum):
 
 
 class Discard(enum.Enum):
-    """What a full topic does (§0.10): evict the oldest, or refuse the write."""
+    """The reaction of a full topic (§0.10): evict the oldest, or refuse the write."""
 
     OLD = "old"
     REJECT = "reject"
@@ -243,18 +243,18 @@ class Guarantee(enum.Enum):
 
 
 class OnDelete(enum.Enum):
-    """What a view does when records of its topic are deleted: nothing, or build itself anew."""
+    """The reaction of a view to deleted records of its topic: keep its rows, or rebuild."""
 
     KEEP = "keep"
     REBUILD = "rebuild"
 
 
 class ViewDefinition(msgspec.Struct, frozen=True):
-    """What a view computes, in SQL.
+    """The definition of a view, in SQL.
 
     `schema`: statements that make its tables. `apply`: statements that run for each record, with
-    the parameters `:seq :ts :node :tag :data :meta`. `queries`: named statements. `shortcut`: what
-    the three were expanded from, as it was sent.
+    the parameters `:seq :ts :node :tag :data :meta`. `queries`: named statements. `shortcut`: the
+    short form from which the server expanded these three, as the client sent it.
     """
 
     schema: list[str]

@@ -367,7 +367,7 @@ class BackupState(msgspec.Struct, frozen=True):
 
 
 class KnownPositions(msgspec.Struct, frozen=True):
-    """What a restored store must not use again, because clients of the old one may know it.
+    """Seqs, ids and epochs that a restored store must not use again: clients may know them.
 
     `heads`: by topic id, a seq that no later record may have or be below. Ids from
     `next_topic_id` on and epochs above `epoch` are free.

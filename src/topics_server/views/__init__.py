@@ -3,7 +3,7 @@
 - `answers`: the values that the view service takes and returns.
 - `build`: brings one file of a view up to the head of its topic, and keeps it there.
 - `definition`: checks a view definition before anything runs it.
-- `feed`: what views share at the heads of their topics: pages, messages and rests.
+- `feed`: pages, messages and pauses that views at the heads of their topics share.
 - `judge`: removes files that reflect what their topics lost, before the server is ready.
 - `messages`: what the server and its view processes say to each other.
 - `pacing`: how many records a batch has, and how long views rest between batches.

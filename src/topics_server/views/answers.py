@@ -12,7 +12,7 @@ ViewStatus = Literal["ready", "building", "failed", "waiting"]
 
 
 class ViewFailure(msgspec.Struct, frozen=True):
-    """Why a view stands still: the record, the statement and the words of the database.
+    """Why a view stopped: the record, the statement and the words of the database.
 
     `seq` is 0 when no record is at fault (the disk is full, say); the view then tries again.
     """

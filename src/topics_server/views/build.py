@@ -1,8 +1,8 @@
 """Brings one file of a view up to the head of its topic, and keeps it there.
 
 A build reads pages of the topic like any reader and sends them to the apply process, one batch at a
-time; what arrives meanwhile is the next batch. Rows and position are committed together, so that a
-batch that is sent twice counts once. At the head, where nobody waits for a record, batches are a
+time; records that arrive meanwhile are the next batch. Rows and position are committed together, so
+that a batch that is sent twice counts once. At the head, and without a waiting query, batches are a
 few milliseconds apart (`pacing`). A record at which `apply` fails stops the build until the
 definition is mended or the record is skipped; a disk that is full or a process that died makes it
 try again. Loop thread only; called by `view`.
@@ -61,7 +61,7 @@ _HOLES: Final = frozenset({LossReason.RESTART, LossReason.DAMAGED, LossReason.SO
 
 
 class ViewContext(msgspec.Struct, frozen=True):
-    """What the views of a server work with. `max_bytes`: of the file of one view."""
+    """The services that all views of a server use. `max_bytes`: of the file of one view."""
 
     store: Store
     notifier: Notifier
@@ -72,7 +72,7 @@ class ViewContext(msgspec.Struct, frozen=True):
 
 
 class BuildEvents(Protocol):
-    """What a build tells its view; `View` satisfies it."""
+    """The callbacks of a build to its view; `View` satisfies it."""
 
     def opened(self, build: Build) -> None:
         """The file of the build is there."""
@@ -96,7 +96,7 @@ class BuildEvents(Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for a record to be processed."""
+        """Whether a query waits for a record to be processed."""
         ...
 
 
@@ -340,7 +340,7 @@ class Build:
                 self._move(answer.processed_seq, batch.known_from_seq)
                 return
             if isinstance(answer, FailedAt):
-                # What came before it is committed.
+                # Records before the failed one are committed.
                 self._move(answer.seq - 1, batch.known_from_seq)
                 await self._fail(answer.seq, answer.statement, answer.message)
                 return
@@ -351,7 +351,7 @@ class Build:
             await self._rest_before(answer)
 
     async def _note_death(self, died: ProcessDied, page: Page) -> None:
-        """The process died of a batch of this view alone; stand still if it does so repeatedly."""
+        """The process died of a batch of this view alone; stop if it does so repeatedly."""
         self._deaths += _LATE_DEATHS if died.was_late else 1
         if self._deaths >= _DEATHS_MAX and page.pieces:
             message = f"{died}: the records from here on made it fail repeatedly"
@@ -360,7 +360,7 @@ class Build:
             await self._fail(first.block.first_seq + first.rows[0], "", message)
 
     async def _fail(self, seq: int, statement: str, message: str) -> None:
-        """Stand still until somebody mends the view."""
+        """Stop until a client mends the view."""
         self.failure = ViewFailure(seq, statement, message)
         log.warning("a view of %s stopped at record %d: %s", self._name, seq, message)
         self._mended.clear()

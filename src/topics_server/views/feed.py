@@ -1,10 +1,10 @@
-"""What views share while they follow the heads of their topics: pages, messages and rests.
+"""Pages, messages and pauses that views share while they follow the heads of their topics.
 
 Many views of one topic would each read the same page, send it to the apply process and wait for its
-answer, and each of these steps takes the loop from the appends. So views that rest go on in the
-same turn (`pacing`); those that stand at the same record share the page that the first of them
-read; and what they apply in one turn goes to the apply process as one message, with each page in it
-once. Loop thread only; called by `build`.
+answer, and each of these steps takes the loop from the appends. So paused views go on in the
+same turn (`pacing`); views at the same record share the page that the first of them read; and all
+batches of one turn go to the apply process as one message, which has each page once. Loop thread
+only; called by `build`.
 """
 
 from __future__ import annotations

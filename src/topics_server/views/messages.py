@@ -1,4 +1,4 @@
-"""What the server and its view processes say to each other. Pure.
+"""The messages between the server and its view processes. Pure.
 
 A frame is a length (u32, little-endian) and that many bytes of msgpack: one of the requests, or one
 of the answers. Each process answers one request at a time. Used by `processes`, `apply_worker` and
@@ -19,7 +19,7 @@ FRAME_BYTES_MAX: Final = 2**31
 
 
 class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a view's file says of itself. `gaps`: first and last seq of each hole it passed.
+    """The facts that a view's file states. `gaps`: first and last seq of each hole it passed.
 
     `topic_id` is text: the ids of topics do not all fit the database's integers. `lsn`: the file
     may reflect entries of its topic up to this one. `is_stale`: records that it applied were
@@ -184,7 +184,7 @@ class SqlRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class FailedAt(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`apply` failed at a record; what came before it is committed."""
+    """`apply` failed at a record; the records before it are committed."""
 
     seq: int
     statement: str

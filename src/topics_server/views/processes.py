@@ -169,7 +169,7 @@ async def _exchange(child: asyncio.subprocess.Process, request: bytes) -> Answer
 
 
 def _look_away(under_way: asyncio.Future[Answer]) -> None:
-    """Take note of an error that nobody waits for any more."""
+    """Read the error of a request that no caller awaits any more."""
     if not under_way.cancelled():
         under_way.exception()
 

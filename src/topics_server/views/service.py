@@ -205,7 +205,7 @@ class Views:
         log_defect(task)
 
     def drain(self) -> None:
-        """Keep nobody waiting any more."""
+        """Answer all waiting queries now: the server stops."""
         self._is_closed = True
         for view in self._views.values():
             view.drain()
@@ -330,7 +330,7 @@ class Views:
                     raise limit_reached("max_topics_per_prefix", message, most, prefix)
 
     def _path_of(self, topic: str) -> str:
-        """What the prefixes of keys cover: a stream's own path, else the name."""
+        """The path that key prefixes are compared with: a stream's own path, else the name."""
         try:
             return own_path(self._store.topic(topic))
         except TopicsError:
@@ -358,7 +358,7 @@ class Views:
         await applied(ticket)
 
     async def rebuild(self, topic: str, name: str, *, skip_seq: int | None) -> ViewState:
-        """Build a view anew, or pass the record at which it stands still. Raises `TopicsError`."""
+        """Build a view anew, or skip the record at which it stopped. Raises `TopicsError`."""
         view = self.view(topic, name)
         if not view.is_started:
             raise TopicsError(Code.NOT_READY, f"view {name} is still being opened", {"view": name})
@@ -458,7 +458,7 @@ class Views:
         return sql
 
     def listen(self, topic: str, name: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever the view moved; what comes back ends that."""
+        """Call `listener` whenever the view moved; the returned function ends that."""
         view = self.view(topic, name)
         view.listen(listener)
         return lambda: view.unlisten(listener)

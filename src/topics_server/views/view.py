@@ -105,9 +105,9 @@ class View:
             self._begin_missing(topic)
 
     async def _facts(self, path: str) -> FileFacts | None:
-        """What a file says of itself; None for one that is damaged or no file of a view.
+        """The facts that a file states; None if it is damaged or no file of a view.
 
-        A disk that fails, or a process that dies, says nothing about the file: ask again.
+        A failed disk or a process that died says nothing about the file: try again.
         """
         while not self._is_closed:
             answer: Answer | None
@@ -137,7 +137,7 @@ class View:
         return True
 
     def note_ahead(self) -> None:
-        """A file of the view held what the log lost: it is built anew."""
+        """A file of the view holds records that the log lost: rebuild the view."""
         log.warning(
             "rebuilding view %s of %s: it holds records that the log lost",
             self.name,
@@ -153,7 +153,7 @@ class View:
     def _is_stale(self, facts: FileFacts) -> bool:
         """Whether a file may hold records that were deleted, and must not.
 
-        After a kill nobody knows which deletes the file reflects.
+        After a kill it is unknown which deletes the file reflects.
         """
         if self.definition.on_delete is not OnDelete.REBUILD:
             return False
@@ -270,7 +270,7 @@ class View:
             self.rebuild()
 
     async def skip(self, seq: int) -> bool:
-        """Pass the record at which a build stands still; whether one does."""
+        """Skip the record at which a build stopped; return whether a build had stopped."""
         for build in (self.next, self.active):
             if build is not None and await build.skip(seq):
                 return True
@@ -355,7 +355,7 @@ class View:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for a record to be processed; live queries can bear a pause."""
+        """Whether a query waits for a record to be processed; live queries can bear a pause."""
         return bool(self._waiters)
 
     # -- who waits -------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class View:
             self._waiters = waiting
 
     def drain(self) -> None:
-        """The server is going down: nobody is kept waiting."""
+        """The server is stopping: answer all waiting queries."""
         self._wake_all()
 
     def listen(self, listener: Listener) -> None:

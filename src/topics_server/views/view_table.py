@@ -40,7 +40,7 @@ class ViewTable:
         self._count = 0
         self._applied_lsn = 0
         self.next_view_id = 1
-        # Told of a view that is new, changed or gone; set when there is somebody to tell.
+        # Called with every view that is created, changed or deleted; set once there is a listener.
         self.on_put: Callable[[ViewRow], None] | None = None
         self.on_gone: Callable[[ViewRow], None] | None = None
 

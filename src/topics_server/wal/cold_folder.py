@@ -51,7 +51,7 @@ class StoreMark(msgspec.Struct, frozen=True):
 
 
 class _Version(msgspec.Struct):
-    """What every `STORE` has. `folder_id`: only that of a backup folder."""
+    """The members that every `STORE` has. `folder_id`: only that of a backup folder."""
 
     format: int
     folder_id: str = ""

@@ -180,7 +180,7 @@ class Directory:
 
     @property
     def mark(self) -> FormatMark:
-        """What `FORMAT` says now."""
+        """The current content of `FORMAT`."""
         return self._mark
 
     @property

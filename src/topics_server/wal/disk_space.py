@@ -49,7 +49,8 @@ class Space:
         self._offload: Final = offload
         self._ballast: Final = Ballast(fs, root)
         self._refused = asyncio.Event()
-        # What the next refused manifest or flip gets: each time more, because it may be large.
+        # Ballast bytes for the next refused manifest or flag write: more each time, because the
+        # write may be large.
         self._next_piece_bytes = _PIECE_BYTES
         # Called when a refused write got room from the ballast.
         self.on_given: list[Callable[[], None]] = []

@@ -79,4 +79,4 @@ def _without_proof(query: str) -> list[str]:
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
-    """What a HEAD streams."""
+    """The empty body of a HEAD."""

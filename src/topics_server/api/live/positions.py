@@ -92,7 +92,7 @@ def resumed(
     oldest = min(gone, default=U64_MAX)
     for name, view in views.items():
         if view.topic_id not in kept and oldest < view.epoch:
-            # One of them may be an earlier topic of this name: the reader is told that it was
+            # One of them may be an earlier topic of this name: the reader learns that it was
             # deleted, as its position says nothing of the new one.
             cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
     if len(positions) >= len(topics):

@@ -83,7 +83,7 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
 
 
 def with_condition_met(body: bytes) -> bytes:
-    """An answer to a write whose condition held; servers that know no `if` do not say so."""
+    """An answer to a write whose condition held; servers without `if` do not send this member."""
     return b'{"condition":"met",%b' % body[1:]
 
 

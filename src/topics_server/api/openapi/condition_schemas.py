@@ -17,7 +17,7 @@ from topics_server.api.openapi.schemas import (
 )
 from topics_server.values.errors import Code
 
-# What a condition that does not hold is refused with.
+# The error of a write whose condition does not hold.
 CONDITION_CODES: Final = (Code.CONDITION_FAILED, Code.PRECONDITION_FAILED)
 IF_MATCH: Final[Schema] = {
     "name": "If-Match",

@@ -318,7 +318,7 @@ async def work(state: ServerState, request: Request) -> Answer:
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
-    """What a HEAD streams."""
+    """The empty body of a HEAD."""
 
 
 class WorkerStream:

@@ -54,7 +54,7 @@ async def list_records(state: ServerState, request: Request) -> Response:
     first = page.gap.gap_from if page.gap is not None else asked.forward.from_seq + 1
     headers = _OPEN
     if page.next_from_seq < page.head_seq:
-        # What was examined can lose records, but gets no new ones.
+        # The examined range can lose records, but gets no new ones.
         mark = store.range_mark(request.name, min(first, page.next_from_seq), page.next_from_seq)
         shape = (first, page.next_from_seq, is_complete, *_ends(page.pieces), as_lines)
         tag = _etag(request, mark, shape)
@@ -132,7 +132,7 @@ def _answer(
 ) -> Response:
     tombstone = b"null" if page.gap is None else render_tombstone(page.gap, page)
     if as_lines:
-        # A line is a record, so everything else is told in the head.
+        # Every line is a record, so all other facts are in the headers.
         head = orjson.dumps({"epoch": page.epoch, **facts})
         lines = [line for record in records for line in (record, b"\n")]
         marks: Headers = ((b"topics-page", head), (b"topics-tombstone", tombstone))
@@ -189,8 +189,8 @@ async def get_record(state: ServerState, request: Request) -> Response:
     if page is None or found is None:
         raise _no_record(request.name, seq, page)
     block, row = found.block, found.rows[0]
-    # Weak: the head of the topic is told too. Nor is it a tag for If-Match. The time tells apart
-    # the records of a store that was restored or begun anew.
+    # Weak, because the answer also has the topic's head; so it is no tag for If-Match. The time
+    # distinguishes records of a store that was restored or begun anew.
     tag = b'W/"%d-%d-%d"' % (page.epoch, seq, block.times[row])
     if _has(request, tag):
         return Response(304, b"", _closed(tag))
@@ -236,7 +236,7 @@ def _closed(tag: bytes) -> Headers:
 
 
 def _etag(request: Request, mark: RangeMark, shape: tuple[object, ...]) -> bytes:
-    """A weak tag: the head of the topic is told too, and may be another."""
+    """A weak ETag: the answer also has the topic's head, which may change."""
     state = repr((request.name, request.query, shape, mark)).encode()
     return b'W/"%b"' % xxhash.xxh3_128_hexdigest(state).encode("ascii")
 

@@ -263,11 +263,11 @@ def _head(view: StreamView) -> EventStream:
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
-    """What a HEAD streams."""
+    """The empty body of a HEAD."""
 
 
 def _free_nothing() -> None:
-    """What a HEAD holds."""
+    """A HEAD holds nothing, so there is nothing to free."""
 
 
 def _end(view: StreamView) -> StreamPage:

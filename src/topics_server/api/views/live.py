@@ -90,7 +90,7 @@ class LiveQuery:
                 waiting.cancel()
 
     async def _tell(self, moved: asyncio.Event, send: Send) -> bytes:
-        """Send rows as they change; what is to be said last."""
+        """Send rows as they change; return the last message of the stream."""
         loop = asyncio.get_running_loop()
         await send(_body(RETRY))
         sent = b""

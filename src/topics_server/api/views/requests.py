@@ -45,7 +45,7 @@ VIEW_MEMBERS: Final = _Put.__struct_encode_fields__
 
 
 class QueryRequest(msgspec.Struct, frozen=True):
-    """What a query asks: its own statement, or the name of one of the view's."""
+    """A query: a statement of its own, or the name of one of the view's queries."""
 
     sql: str | None
     query: str | None

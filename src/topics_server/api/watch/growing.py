@@ -142,7 +142,7 @@ class GrowingTopics:
     def begin(
         self, stream: BroadcastStream, options: SubscriptionOptions, new: Collection[str]
     ) -> None:
-        """Follow all topics; `new` are told as created."""
+        """Follow all topics; report those of `new` as created."""
         self._stream, self._options = stream, options
         cursors = list(self.cursors.values())
         if self.left_out:
@@ -186,7 +186,7 @@ class GrowingTopics:
         self.left_out.clear()
         for other in self.matching(self.cursors, 1):
             self.created(other)
-        # It may have come again before its end was told, and another one has its place.
+        # The topic may have been created again before its end was reported: a newer entry is here.
         self.created(name)
 
     def renew_id(self) -> None:

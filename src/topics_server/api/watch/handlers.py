@@ -218,7 +218,7 @@ def _check_owner(session: WatchSession, caller: Caller) -> None:
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
-    """What a HEAD streams."""
+    """The empty body of a HEAD."""
 
 
 class Watcher:

@@ -94,7 +94,7 @@ def _resume_grown(
     new: list[Cursor] = []
     for cursor in unknown:
         if oldest < cursor.epoch:
-            # One of them may be an earlier topic of this name: the reader is told that it was
+            # One of them may be an earlier topic of this name: the reader learns that it was
             # deleted, as its position says nothing of the new one.
             cursor.topic_id, cursor.epoch, cursor.seq = NO_TOPIC_ID, oldest, 0
         else:

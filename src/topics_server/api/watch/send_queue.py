@@ -43,7 +43,7 @@ class Dialect(Protocol):
         ...
 
     def wire(self, payload: bytes) -> bytes:
-        """What goes over the wire for that message, the same on every connection of the kind."""
+        """The bytes on the wire for that message, the same on every connection of this kind."""
         ...
 
     def last(self, code: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Dialect(Protocol):
         ...
 
     def heartbeat(self, now_ms: int) -> bytes | None:
-        """What is sent when nothing else was for a while, if anything."""
+        """The frame that is sent after a while without others; None if there is none."""
         ...
 
     def too_slow(self) -> bytes:
@@ -104,9 +104,9 @@ class SendQueue:
         return self._blocked is not None
 
     def writer(self, now: float) -> Callable[[bytes], object] | None:
-        """What sends bytes that many are sent, as they are; None if that cannot be now.
+        """The function that sends the shared bytes of many connections; None if it cannot now.
 
-        `now`: of the monotonic clock, ms. It is taken for sent: to be used at once.
+        `now`: of the monotonic clock, ms. Call the function at once: `sent_ms` is set already.
         """
         if self._frames or self._blocked is not None:
             return None

@@ -105,7 +105,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """What names topics and prefixes, as it was sent."""
+    """The lists of topics and prefixes, as the client sent them."""
 
     topics: msgspec.Raw = _ABSENT
     prefixes: msgspec.Raw = _ABSENT

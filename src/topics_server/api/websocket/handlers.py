@@ -69,9 +69,9 @@ _COMMANDS_A_TURN: Final = 16
 _CHARS_A_TURN: Final = 64 * KIB
 # A socket has no heartbeat of ours; this is how often `broadcast` checks one.
 _LOOK_MS: Final = 60_000
-# What a key must grant for a command, whatever else the message says.
-# So far into a message a `config` is looked for, to name every scope that is missing.
+# Characters of a message in which a `config` is looked for, to name every missing scope.
 _NAMED_CHARS_MAX: Final = 4096
+# The scope that a key must grant for a command, whatever else the message holds.
 _SCOPES_OF_OPS: Final = {"publish": WRITE, "subscribe": READ}
 # The start of a topic that a prefix brings once it is created.
 _FIRST: Final = Start()
@@ -351,7 +351,7 @@ class Connection:
         subscribed: list[tuple[str, ws_frames.Subscribed]] = []
         for name in (*command.starts, *found):
             start = starts.get(name, _FIRST)
-            # A topic that was made again since it was looked at is told as that.
+            # A topic that was created again since the last look is reported as created again.
             view = views.get(name) or resolve(name)
             if view is None and command.wait and start.consumer is None:
                 cursors.append(Cursor.waiting(name))
@@ -414,7 +414,7 @@ class Connection:
         self._stream.unfollow(name)
         self._prefixes.brought.discard(name)
         self._prefixes.fill()
-        # It may have come again before its end was told, and another one has its place.
+        # The topic may have been created again before its end was reported: a newer entry is here.
         self._prefixes.created(name)
 
     # --- publishing ---------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from topics_server.values.limits import LIVE_PREFIXES_MAX
 
 
 class SocketPrefixes:
-    """What one socket follows by prefix.
+    """The topics that one socket follows by prefix.
 
-    `most`: topics that it follows, those that were subscribed by name among them. `left_out`: some
-    that match beyond. `brought`: the followed topics that no command named.
+    `most`: limit of followed topics, with those subscribed by name. `left_out`: some matching
+    topics beyond the limit. `brought`: the followed topics that no command named.
     """
 
     __slots__ = ("_caller", "_dispatcher", "_most", "_options", "_stream", "brought", "left_out")

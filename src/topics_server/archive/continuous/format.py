@@ -59,7 +59,7 @@ class ArchiveMark(msgspec.Struct, frozen=True):
 
 
 class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part says about itself.
+    """The facts that a part states about itself.
 
     `previous`: XXH3-64 of the part before it, in 16 digits; empty in the first. `writer`: random,
     of the process that made it. `ts_ms`: the server's time, monotone from part to part; every entry
@@ -174,7 +174,7 @@ def pruned_name(number: int) -> str:
 
 
 def digest_of(content: bytes) -> str:
-    """What the next part says about a part."""
+    """The digest of a part, which the next part repeats as `previous`."""
     return xxhash.xxh3_64_hexdigest(content)
 
 

@@ -29,7 +29,7 @@ from topics_server.values.errors import Corrupt, NotThere
 
 
 class NeededPart(NamedTuple):
-    """What a restore keeps of a part's facts, of which there may be tens of thousands."""
+    """The few facts that a restore keeps of each part; there may be tens of thousands."""
 
     number: int
     run: int
@@ -86,7 +86,7 @@ class ArchiveHistory:
         return [number for number in found if number is not None and part_group(number) == group]
 
     def pruned(self) -> PrunedFacts | None:
-        """What the newest prune left; None if there was none. Raises `Corrupt`."""
+        """The report of the newest prune; None if there was none. Raises `Corrupt`."""
         gone: int | None = None
         while True:
             found = map(parse_part, self._store.names(PRUNED))
@@ -115,7 +115,7 @@ class ArchiveHistory:
         return read_whole(self._store, part_name(number))
 
     def facts(self, number: int) -> PartFacts:
-        """What a part says about itself; its frames are not looked at.
+        """The facts that a part states about itself; its frames are not read.
 
         Raises `NotThere`, `Corrupt`.
         """

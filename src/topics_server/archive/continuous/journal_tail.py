@@ -25,7 +25,7 @@ from topics_server.wal.journal.file_chain import JournalFile, Key, needed_files,
 
 # A file before the start may be removed between the listing and its opening.
 _TRIES: Final = 5
-# What is read at a time; more for a larger group.
+# Bytes of one read; more for a larger group.
 _CHUNK_BYTES: Final = 256 * KIB
 
 

@@ -39,7 +39,7 @@ from topics_server.values.errors import StorageError
 
 @dataclass(slots=True)
 class PrunePlan:
-    """What a prune keeps: bases by the part that names them, and parts from `first_part` on."""
+    """The objects that a prune keeps: bases by the part that names each, parts from `first_part`."""
 
     bases: list[ArchiveBase]
     gone: list[KeptBase]
@@ -50,7 +50,7 @@ class PrunePlan:
 
 @dataclass(slots=True)
 class PrunedArchive:
-    """What a prune kept and removed."""
+    """The numbers of objects that a prune kept and removed."""
 
     kept: list[int] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)

@@ -35,7 +35,7 @@ from topics_server.wal.journal.wal_file import Sizes
 
 @dataclass(slots=True)
 class RestoredMoment:
-    """What a restore made. `ts`: the server's time of the cut; `topics`: how many it has."""
+    """The result of a restore. `ts`: the server's time of the cut; `topics`: their number."""
 
     lsn: int
     ts: int
@@ -172,7 +172,7 @@ def _part_entries(history: ArchiveHistory, point: RestorePoint) -> Iterator[tupl
 def _known(
     history: ArchiveHistory, bases: ArchiveBases, point: RestorePoint, skipped: Collection[int]
 ) -> KnownPositions:
-    """What clients may have seen, as far as a part or base that reaches behind the cut tells.
+    """The seqs that clients may have seen, by the parts and bases that reach behind the cut.
 
     Ids and epochs of topics that were dropped before are in the restored base.
     """

@@ -69,7 +69,7 @@ class ReadyBase(NamedTuple):
 
 
 class Shipped(NamedTuple):
-    """What one call put: the part's bytes, 0 if there was nothing to put; whether more waits."""
+    """The result of one call: bytes of the part, 0 without one, and whether more entries wait."""
 
     bytes: int = 0
     has_more: bool = False
@@ -230,7 +230,7 @@ class ArchiveShipper:
             try:
                 has_more = self._prepare(upto_lsn, ts_ms, synced, base)
             except BaseException:
-                # What was read and is in no part is read again.
+                # Entries that were read but are in no part are read again.
                 self._close_tail()
                 raise
         pending = self._pending
@@ -404,7 +404,7 @@ def _pieces(frames: Sequence[RawFrame]) -> Iterator[bytes | memoryview]:
 
 
 def read_mark(store: ArchiveStore) -> ArchiveMark | None:
-    """Whose archive this is; None if there is none. Raises `Corrupt`, `StartRefused`."""
+    """The mark that names the archive's store, if any. Raises `Corrupt`, `StartRefused`."""
     if store.size(ARCHIVE) is None:
         return None
     return decode_mark(read_whole(store, ARCHIVE), store.path_of(ARCHIVE))

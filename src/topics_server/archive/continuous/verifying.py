@@ -17,7 +17,7 @@ from topics_server.values.errors import Corrupt, NotThere, StartRefused, Storage
 
 @dataclass(slots=True)
 class VerifiedArchive:
-    """What was read, and a line for each problem."""
+    """Counts of the objects that were read, and a line for each problem."""
 
     bases: int = 0
     parts: int = 0
@@ -26,7 +26,7 @@ class VerifiedArchive:
 
 
 def owner_of(store: ObjectStore) -> ArchiveMark:
-    """Whose archive this is. Raises `StartRefused` for another folder, `Corrupt`."""
+    """The store of this archive. Raises `StartRefused` for another folder, `Corrupt`."""
     path = store.path_of(ARCHIVE)
     if store.size(ARCHIVE) is None:
         raise StartRefused("is missing: this is no archive, or its disk is away", path)

@@ -24,7 +24,7 @@ _SEQ = re.compile(r"(.+)=([1-9][0-9]{0,19})", re.DOTALL)
 def finder(
     to_seq: str | None, to_time: str | None, base: int | None
 ) -> Callable[[Moments], RestorePoint]:
-    """What finds the moment that the options name."""
+    """The finder of the moment that the options name."""
     if to_seq is not None:
         found = _SEQ.fullmatch(to_seq)
         if found is None:

@@ -74,7 +74,7 @@ class Drilled(msgspec.Struct, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What was restored, for people."""
+        """The name of the restored backup or moment, for people."""
         raise NotImplementedError
 
 

@@ -1,6 +1,6 @@
 """`topics restore`: makes a data directory from a backup, or as of a moment of an archive.
 
-Exit code 0: DIR is ready for `topics serve`. 1: refused or damaged; what is in DIR is no store.
+Exit code 0: DIR is ready for `topics serve`. 1: refused or damaged; DIR then holds no store.
 """
 
 from __future__ import annotations

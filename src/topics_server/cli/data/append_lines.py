@@ -40,7 +40,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class LinesSummary(msgspec.Struct):
-    """What was appended; the seqs are 0 if nothing was."""
+    """The result of an append; the seqs are 0 if nothing was appended."""
 
     topic: str
     lines: int = 0

@@ -62,7 +62,7 @@ def condition_of(
 
 
 def _filter(text: str) -> object:
-    """A filter is JSON; what is no list, and no quoted string, is a tag."""
+    """A filter is a JSON list or a quoted string; any other text is a tag."""
     if text[:1] not in ("[", '"'):
         return text
     return json_value(text.encode(), "--if-none-match")

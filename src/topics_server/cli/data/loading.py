@@ -74,7 +74,7 @@ class _Record(msgspec.Struct):
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """What to load, and how. Sizes in bytes, times in seconds."""
+    """The source and the options of a load. Sizes in bytes, times in seconds."""
 
     topic: str
     batch_records: int
@@ -86,8 +86,8 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """What the load did; `lines` counts the whole file, `stored` the lines that the topic already
-    had.
+    """The result of a load; `lines` counts the whole file, `stored` the lines that the topic
+    already    had.
     """
 
     topic: str
@@ -181,7 +181,7 @@ class Loading:
         return Result(topic, lines, min(stored, lines), loaded, self._next_seq - 1, elapsed_ms)
 
     def _progress(self, stored: int, loaded: int) -> str:
-        """What a wrong line leaves behind, and what a second run does."""
+        """The lines that are stored when a line is wrong, and the effect of a second run."""
         if not stored + loaded:
             return "nothing was appended"
         return (

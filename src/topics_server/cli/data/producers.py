@@ -37,7 +37,7 @@ PAUSE_S: Final = 0.5
 
 
 class _Request(NamedTuple):
-    """What every try sends, but for epoch and seq."""
+    """The parts of a request that are the same in every try: all but epoch and seq."""
 
     client: ServerConnection
     target: Target

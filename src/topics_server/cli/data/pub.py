@@ -66,7 +66,7 @@ class PublishBatch(msgspec.Struct, gc=False):
 
 
 class PublishPlan(msgspec.Struct, frozen=True):
-    """What to publish, and how."""
+    """The source and the options of a publish."""
 
     topic: str
     create: bool | None
@@ -76,7 +76,7 @@ class PublishPlan(msgspec.Struct, frozen=True):
 
 
 class PublishSummary(msgspec.Struct):
-    """What the server acknowledged; an earlier run had stored `deduped` of the lines."""
+    """Counts of acknowledged lines; an earlier run had stored `deduped` of the lines."""
 
     topic: str
     lines: int = 0

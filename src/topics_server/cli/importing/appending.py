@@ -163,7 +163,7 @@ class Appending:
                 raise answer.refusal
 
     def _place_by_stamps(self) -> SourcePlace | None:
-        """The place by the records that are older than what the topic remembers of producers."""
+        """The position by records that are older than the producers which the topic still keeps."""
         until_ms = now_ms() - FORGOTTEN_MS
         position = 0
         name = STAMP.encode()

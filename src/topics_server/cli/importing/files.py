@@ -24,13 +24,13 @@ from topics_server.cli.retries import Tell
 from topics_server.values.limits import MIB
 
 BATCH_BYTES: Final = MIB
-# So many bad lines, and gaps, are told one by one; the others are counted.
+# Bad lines and gaps that are reported one by one; the others are counted.
 SHOWN_MAX: Final = 20
 _REASON_MAX: Final = 40
 
 
 class Tally(msgspec.Struct):
-    """What a source has come across besides records."""
+    """Counts of everything that a source has found besides records."""
 
     gaps: int = 0
     bad_lines: int = 0

@@ -28,7 +28,7 @@ NAME_MAX: Final = 200
 
 
 class Imported(msgspec.Struct):
-    """What an import did with one topic; `imported` counts records of this run."""
+    """The result of an import for one topic; `imported` counts records of this run."""
 
     topic: str
     source: str

@@ -23,7 +23,7 @@ from msgspec import Raw
 from topics_server.cli.data.cutting import BadLine, Cut, Cutter, Shape
 
 STAMP: Final = "$imported"
-# What a line of a record may have besides members that begin with "$", which readers ignore.
+# Members that a record's line may have besides those that begin with "$", which readers ignore.
 _PLAIN: Final = frozenset({"data", "tag", "node", "meta", "topic"})
 _TIME_MAX: Final = 2**53 - 1
 _encode: Final = msgspec.json.Encoder().encode
@@ -126,7 +126,7 @@ class LineStamper:
     def stamped(
         self, lines: Sequence[bytes], first_line: int, source: str
     ) -> list[Stamped | GapLine | BadLine]:
-        """What each line becomes; a line that cannot be one is the error that says why."""
+        """The record of each line, or the error that says why the line is none."""
         found: list[Stamped | GapLine | BadLine] = []
         for number, line in enumerate(lines, first_line):
             try:

@@ -52,7 +52,7 @@ _VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
 
 
 class Finding(NamedTuple):
-    """The result of one check: `ok`, `warn` or `fail`, what was seen, and what to do about it."""
+    """The result of one check: `ok`, `warn` or `fail`, the finding, and the remedy."""
 
     check: str
     verdict: str
@@ -246,7 +246,7 @@ def clock_of() -> Finding:
 
 
 def asked(client: ServerConnection) -> Iterator[Finding]:
-    """What a running server reports, requested the way clients do."""
+    """The answers of a running server, requested the way clients do."""
     try:
         health = msgspec.json.decode(client.call("GET", "/v0/health"), type=dict[str, Any])
     except Failure as error:

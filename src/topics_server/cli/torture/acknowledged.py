@@ -1,4 +1,4 @@
-"""What a server has acknowledged of one topic, and whether a reader finds exactly that.
+"""Acknowledged records of one topic, and a check that a reader finds exactly these.
 
 One writer owns the topic. Its records are numbered, and a record's content follows from its number,
 so a reader that sees the whole topic can tell a lost, doubled, changed or reordered record. A call

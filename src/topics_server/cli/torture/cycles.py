@@ -55,7 +55,7 @@ Report = Callable[[str], None]
 
 
 class Totals(msgspec.Struct):
-    """What a run has done so far."""
+    """Counts of a run so far."""
 
     cycles: int = 0
     kills: int = 0

@@ -44,7 +44,7 @@ class SyncTimes(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What the system says about the disk under a folder; empty or None: it does not say."""
+    """Facts of the system about the disk under a folder; empty or None: unknown."""
 
     file_system: str = ""
     is_rotational: bool | None = None

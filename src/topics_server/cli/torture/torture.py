@@ -34,7 +34,7 @@ LEAST_LIMIT: Final = 256 * MIB
 
 
 class TortureVerdict(msgspec.Struct, omit_defaults=True):
-    """What a run found; `problems` and `suspicions` are sentences."""
+    """The findings of a run; `problems` and `suspicions` are sentences."""
 
     verdict: str
     seconds: int

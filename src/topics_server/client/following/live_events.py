@@ -73,7 +73,7 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class LivePosition:
-    """What is followed, and how far it was read."""
+    """The followed topics, and the position up to which each was read."""
 
     def __init__(
         self,

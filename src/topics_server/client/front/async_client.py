@@ -123,7 +123,7 @@ class AsyncClient(CoroutineClient):
         """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
 
         A repeat after a lost answer stores nothing: each call has an idempotency key. Raises
-        `ConditionFailed` if somebody was faster.
+        `ConditionFailed` if another writer was faster.
         """
         record = NewRecord(data, tag, node, meta)
         return await self.append_many(

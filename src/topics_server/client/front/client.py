@@ -118,7 +118,7 @@ class Client(BlockingClient):
         """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
 
         A repeat after a lost answer stores nothing: each call has an idempotency key. Raises
-        `ConditionFailed` if somebody was faster.
+        `ConditionFailed` if another writer was faster.
         """
         record = NewRecord(data, tag, node, meta)
         return self.append_many(

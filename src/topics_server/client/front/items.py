@@ -1,4 +1,4 @@
-"""What readers get: records, gaps, and news of topics. Pure.
+"""The items that readers get: records, gaps, and news of topics. Pure.
 
 An item knows its position: a reader that has handled it goes on behind its `cursor`. A position is
 `{"topic", "seq", "epoch"}` behind an item of a read, and `{"id", "handled"}` behind one of a live

@@ -1,7 +1,7 @@
 """The requests of a producer: to a topic of `/v0` or a Durable Stream.
 
 A `Target` turns records into bytes, batches into bodies, and a response into one of the verdicts
-below; `batches` judges verdicts and knows nothing of HTTP. A stream's records are messages if its
+below; `batches` handles verdicts and contains no HTTP. A stream's records are messages if its
 content type is JSON, and otherwise bytes that are appended to each other.
 """
 

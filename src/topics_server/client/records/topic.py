@@ -1,8 +1,8 @@
 """`TopicClient`: records and consumers of one topic, without an event loop.
 
 Appends are safe to repeat: each has an idempotency key, and a condition that was met once gets the
-same answer again. Every method raises the kinds of `errors`: `ConditionFailed` if somebody was
-faster. Threads may share one.
+same answer again. Every method raises the kinds of `errors`: `ConditionFailed` if another
+writer was faster. Threads may share one.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Key = tuple[int, int]
 
 
 class MendingPort(Protocol[FilesT]):
-    """What writes copies and puts them in place; `node.mending.ArchiveMending`."""
+    """Writes copies and puts them in place; `node.mending.ArchiveMending` satisfies it."""
 
     async def prepare(self, topic_id: int, segment_id: int, known: KnownFlags) -> FilesT:
         """Write whole copies of a segment's damaged files beside them. Raises `StorageError`."""
@@ -199,7 +199,7 @@ def _run_of(topic: Topic, segment_id: int) -> SealedRun | None:
 
 
 def _known_flags(topic: Topic, run: SealedRun) -> KnownFlags:
-    """What memory knows of the flags that were synced last. Raises `StorageError` if nothing."""
+    """The facts in memory about the flags synced last. Raises `StorageError` without any."""
     digest = topic.files.digests.get(run.segment_id)
     if digest is None:
         raise StorageError(

@@ -37,7 +37,7 @@ _SLICE: Final = 256
 
 
 class SealedReads(Protocol):
-    """What reads sealed records for the scrub; `engine.read.segment_reader.Fetcher`."""
+    """Reads sealed records for the scrub; `engine.read.segment_reader.Fetcher` satisfies it."""
 
     async def check(self, topic: Topic, segment_id: int, first_row: int, end_row: int) -> int:
         """Read rows and note damage; returns how many records were found lost."""

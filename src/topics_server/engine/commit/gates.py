@@ -1,4 +1,4 @@
-"""What each entry waits for before it is applied and acknowledged. Pure.
+"""The gate of each entry: the write or sync before it is applied and acknowledged. Pure.
 
 `GATES` is the table of docs/GUARANTEES.md: kind of entry x durability class. `gate_of` reads it and
 takes the strictest row of an append that does several things at once. Called where an entry is
@@ -50,7 +50,7 @@ def _row(ephemeral: Gate, memory: Gate, disk: Gate, fsync: Gate) -> GateRow:
 
 
 BY_CLASS: Final = _row(Gate.NONE, Gate.WRITTEN, Gate.WRITTEN, Gate.SYNCED)
-# What must have a frame in every class.
+# Entries that need a frame in the journal in every class.
 JOURNALED: Final = _row(Gate.WRITTEN, Gate.WRITTEN, Gate.WRITTEN, Gate.SYNCED)
 WRITTEN: Final = _row(*[Gate.WRITTEN] * 4)
 SYNCED: Final = _row(*[Gate.SYNCED] * 4)
@@ -92,7 +92,7 @@ LAST_CURSOR: Final = SYNCED
 
 
 def gate_of(entry: Entry, topic: Topic) -> Gate:
-    """What an entry of this topic waits for."""
+    """The gate of an entry of this topic."""
     durability = topic.config.durability
     if isinstance(entry, RecordsAppended):
         if entry.creation is not None:
@@ -111,7 +111,7 @@ def gate_of(entry: Entry, topic: Topic) -> Gate:
 
 
 def gate_of_service(entry: Entry) -> Gate:
-    """What an entry of no topic waits for: of a router, a view, a lease or a watch session."""
+    """The gate of an entry of no topic: of a router, a view, a lease or a watch session."""
     return GATES[type(entry)][Durability.DISK]
 
 

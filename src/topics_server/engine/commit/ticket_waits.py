@@ -35,7 +35,7 @@ def check_applied(ticket: Ticket) -> None:
     """Raise the error of a ticket that has failed."""
     error = ticket.error
     if error is not None:
-        # A new one for each that hears of it: an error that was raised refers to its frames.
+        # A new error for each waiter: an error that was raised refers to its frames.
         raise TopicsError(error.code, error.message, error.detail)
 
 

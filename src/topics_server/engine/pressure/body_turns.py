@@ -21,9 +21,9 @@ from topics_server.values.limits import KIB
 
 # Bodies that begin in one turn of the loop, in bytes: 2 to 3 ms of decoding at worst.
 TURN_BYTES: Final = 128 * KIB
-# What any body counts beside its bytes: the handling of a request costs as much as decoding them.
+# Added to the size of every body: handling a request costs as much as decoding these bytes.
 _BODY_BYTES: Final = 2 * KIB
-# A body up to this size never waits for a rest: it is what the rest is for.
+# A body up to this size never waits for a rest: rests exist for such bodies.
 _SMALL_BYTES: Final = 16 * KIB
 # After a turn that took longer, the larger bodies rest for this share of it.
 _LONG_MS: Final = 2.0
@@ -89,7 +89,7 @@ class BodyTurns:
         waiting, is_begun = self._waiting, self._taken_bytes > 0
         while waiting and self._fits(waiting[0][0]):
             size, future = waiting.popleft()
-            # Who went away needs no turn.
+            # A client that disconnected needs no turn.
             if not future.done():
                 self._taken_bytes += size + _BODY_BYTES
                 future.set_result(None)

@@ -37,8 +37,8 @@ class BackwardPlan(msgspec.Struct, frozen=True):
 def cursor_since(log: Log, since_ms: int) -> int:
     """The cursor in front of the first record committed at a time or later.
 
-    If everything that the topic still has is younger, records that are lost may be, too: the reader
-    begins at the start and is told about them.
+    If all remaining records are younger, lost records may be younger as well: the reader
+    begins at the start and gets their tombstone.
     """
     first = log.first_seq_since(since_ms)
     has_older = first > log.earliest_seq

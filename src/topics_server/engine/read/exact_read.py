@@ -100,7 +100,7 @@ def row_of(block: Block, row: int) -> Row:
 def plan_rows(topic: Topic, seqs: Sequence[int], *, alone: bool = False) -> PagePlan:
     """The live ones of these seqs as a page: pieces in order, each of one block.
 
-    `alone`: few rows of a sealed group are read without the others, which nobody will want.
+    `alone`: read few rows of a sealed group without the others, which no later read needs.
     """
     log = topic.log
     pieces: list[Piece | SealedPiece] = []

@@ -93,7 +93,7 @@ class Search:
         return self._matcher
 
     def of_topic(self, topic_id: int) -> None:
-        """The search is of this topic; what was found in an earlier one of its name is forgotten.
+        """Bind the search to this topic; drop the results of an earlier topic of its name.
 
         Segments of both may have the same ids.
         """

@@ -1,6 +1,6 @@
 """Readers that follow topics.
 
-- `creations`: who waits for topics that do not exist yet, by name and by prefix.
+- `creations`: readers that wait for topics that do not exist yet, by name and by prefix.
 - `cursors`: a reader's position in one incarnation of a topic.
 - `dispatcher`: wakes readers of many topics and reads their next batch.
 - `durable_heads`: how far topics are synced, for `consistency: strong` (§7.2).

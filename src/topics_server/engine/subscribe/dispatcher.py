@@ -417,7 +417,7 @@ class SubscriptionDispatcher:
         while tagged.members and not is_done:
             topic = self._registry.get(followed.topic_id)
             if topic is None:
-                # All are told that it is deleted.
+                # Report the deletion to all readers.
                 for subscription in tuple(tagged.members):
                     self.leave(subscription)
                 return

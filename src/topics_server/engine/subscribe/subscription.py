@@ -1,4 +1,4 @@
-"""What one reader of a topic receives next. Pure.
+"""The next batch of one reader of a topic. Pure.
 
 A `Subscription` is one topic followed by one stream. `plan` decides what to read for it;
 `build_batch` turns the page into an `EventBatch`. A batch depends only on the reader's position and
@@ -172,11 +172,11 @@ class Subscription:
         self.is_live = not batch.more
 
     def must_tell(self, batch: EventBatch) -> bool:
-        """Whether the client must be told its position behind a batch that was taken.
+        """Whether the client needs a frame with its new position after this batch.
 
-        A reader of rare records would otherwise come back at a position that is long evicted, and
-        be told of losses that did not concern it. Half of the limit is enough, so that readers who
-        are looked at together for one of them are not looked at again soon.
+        Otherwise a reader of rare records would reconnect at a position that is long evicted, and
+        get tombstones of records that its filter excludes. Half of the limit is enough: readers
+        that were checked together for one of them are then not due again soon.
         """
         if self.options.matcher is None:
             return False
@@ -267,9 +267,9 @@ def plan(
     now_ms: int,
     search: Search | None = None,
 ) -> PagePlan:
-    """What to read for readers at a position; `upto_seq` is the last synced seq if `strong`.
+    """The read for readers at a position; `upto_seq` is the last synced seq if `strong`.
 
-    `search`: what `search_of` gave, with the segments that were searched since.
+    `search`: the result of `search_of`, with the segments that were searched since.
     """
     options = position.options
     request = ReadRequest(position.from_seq, options.limit, options.max_bytes, options.nodes)

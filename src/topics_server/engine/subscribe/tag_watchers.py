@@ -81,7 +81,7 @@ class TagWatchers(SharedCursor):
         """Move past new records; returns the readers that left, and whether the head is reached.
 
         A reader leaves in front of records that may pass its filter, or behind so many others that
-        its client is to be told the position.
+        its client is due a frame with the position.
         """
         woken: dict[Subscription, None] = {}
         seq, runs = self.seq, log.runs

@@ -32,7 +32,7 @@ from topics_server.values.model import (
     is_hashed_name,
 )
 
-# Which names somebody may see; None: all.
+# The names that a caller may see; None: all.
 MayName = Callable[[str], bool] | None
 # Above so many new names the list is sorted once instead of inserting each.
 _INSERTS_MAX: Final = 32

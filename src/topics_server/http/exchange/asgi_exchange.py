@@ -228,7 +228,7 @@ class Exchange:
             self._connection.on_response_complete()
 
     def end_with_connection(self) -> None:
-        """Have the body end with the connection: HTTP/1.0 knows no chunks.
+        """End the body by closing the connection: HTTP/1.0 has no chunks.
 
         To be called before the answer begins.
         """

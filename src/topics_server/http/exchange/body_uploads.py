@@ -40,9 +40,9 @@ class BodyUploads:
         self._receive = receive
         # Bodies that count in the budget, with their requests; the one being received is the last.
         self._counted: list[tuple[Exchange, Upload]] = []
-        # The key of the last one: what comes behind a refusal is received in its line, too.
+        # The key of the last body: bytes behind a refused body are received in this key's turns, too.
         self._key: object = None
-        # The connection is read in turn among large uploads, and what comes in its turn at once.
+        # The connection is read in turn among large uploads; bytes of its turn are handled at once.
         self.takes_turns = False
 
     def count(self, reader: RequestReader, exchange: Exchange | None, *, is_crowded: bool) -> None:
@@ -68,7 +68,7 @@ class BodyUploads:
         self.leave_turns()
 
     def refused(self) -> None:
-        """What is being received is refused: it counts no more."""
+        """The body being received is refused: take it out of the budget."""
         if self._counted and not self._counted[-1][1].is_whole:
             self._door.uploads.end(self._counted.pop()[1])
 

@@ -14,7 +14,7 @@ from topics_server.http.exchange.deadlines import Deadlines
 from topics_server.http.exchange.joined_writes import JoinedWrites
 from topics_server.values.limits import KIB, LINGER_BYTES_MAX, LINGER_MS_MAX
 
-# What may come behind the answer of a request that was refused before it was whole.
+# Bytes that are read and dropped after the answer to a request refused before its end.
 SWALLOWED_BYTES_MAX: Final = 256 * KIB
 
 

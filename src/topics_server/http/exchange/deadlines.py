@@ -1,8 +1,8 @@
-"""What a client has kept a connection waiting for.
+"""The deadlines of a connection: head, body, and unread answer.
 
-Nothing is timed on the way of a request that comes whole: `overdue` is asked now and then by
-`http/timeouts`, and what it needs is noted only where bytes end in the middle of a request. All
-times are of the loop's clock, seconds. One instance for each connection, in `http/connection`.
+A request that arrives whole costs no timer: `http/timeouts` calls `overdue` now and then, and times
+are noted only where received bytes end in the middle of a request. All times are seconds of the
+loop's clock. One instance for each connection, in `http/connection`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Deadlines:
         self._turns = 0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
-        # Since when the client is told that there is no more; when something of it was dropped
-        # last, and until when it may go on sending.
+        # When the client was told that the connection ends; when bytes of it were last dropped;
+        # and until when it may go on sending.
         self.lingers_since = self.swallowed_at = self.lingers_until = 0.0
 
     def begin_body(self) -> None:
@@ -77,9 +77,9 @@ class Deadlines:
         self._marked_bytes = 0
 
     def overdue(self, connection: Waited, now: float, limits: TimeoutSettings) -> str | None:
-        """What the client has kept the connection waiting for too long, at `now`, or None.
+        """The deadline that the client has missed at `now`, or None.
 
-        Asked for again and again: what it answers depends on what it saw before.
+        Called again and again: the result depends on the state at earlier calls.
         """
         unsent = connection.transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent_bytes or not self._unsent_bytes:

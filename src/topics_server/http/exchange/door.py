@@ -1,7 +1,7 @@
-"""What an application of ours offers its connections beyond ASGI.
+"""The door: the services of our application for its connections beyond ASGI.
 
-`http/connection` and `http/websocket` find it as `topics_door` of the application they serve;
-`api/direct` is it. Behind any other application there is none: then nothing is bounded, and every
+`http/connection` and `http/websocket` find the door as `topics_door` of the application they serve;
+`api/direct` implements it. Any other application has none: then nothing is bounded, and every
 request goes through ASGI.
 """
 
@@ -21,7 +21,7 @@ from topics_server.values.errors import TopicsError
 
 
 class AnsweringConnection(Protocol):
-    """A connection, for what answers its requests directly."""
+    """A connection, as a direct call sees it."""
 
     loop: Any
     server_state: Any
@@ -42,9 +42,9 @@ class AnsweringConnection(Protocol):
 
 
 class DirectCall(Protocol):
-    """What the door found for the head of a request. `length`: bytes of its body.
+    """The handler call that the door found for a request's head. `length`: bytes of the body.
 
-    `is_lasting`: it holds for every request with the same head.
+    `is_lasting`: the call is valid for every request with the same head.
     """
 
     length: int
@@ -75,7 +75,7 @@ class Door(Protocol):
 
     @property
     def known_heads(self) -> HeadTable:
-        """What was found for the heads of requests."""
+        """The direct calls of heads that were parsed before."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class Door(Protocol):
     def direct_call(
         self, method: bytes, url: bytes, fields: dict[bytes, bytes]
     ) -> DirectCall | None:
-        """What answers such a request directly, if its route is hot and its head is plain."""
+        """The direct call for this head, if its route is hot and the head is plain."""
         ...
 
     def upload_key(self, fields: Mapping[bytes, bytes]) -> object:

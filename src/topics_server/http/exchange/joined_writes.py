@@ -53,7 +53,7 @@ class JoinedWrites:
             self._transport.write(data)
 
     def past(self) -> Any:
-        """What writes bytes that are no head past this object; None if something is held back."""
+        """The transport's own `write`, for bytes that are no head; None if a head is held back."""
         return self._past if self._held is None else None
 
     def write_soon(self, head: bytes, body: bytes) -> None:
@@ -94,6 +94,6 @@ class JoinedWrites:
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what is held back is dropped."""
+        """Close at once; drop bytes that are held back."""
         self._held = None
         self._transport.abort()

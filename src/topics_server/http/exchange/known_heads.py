@@ -83,7 +83,7 @@ class KnownHeads:
         return blake2b(head, digest_size=16, key=self._secret).digest()
 
     def clear(self) -> None:
-        """Forget all: what was found may not hold any more."""
+        """Forget all heads: their calls may be out of date."""
         self._by_head.clear()
         self._by_digest.clear()
 

@@ -30,7 +30,7 @@ from topics_server.runtime.metrics import log
 from topics_server.values.errors import TopicsError, invalid
 from topics_server.values.limits import KIB
 
-# What chunks may take beside the bytes that are in them: so much, and so many times those.
+# Bytes of chunk framing that a body may have: this number, and this many times its own bytes.
 _FRAMING_BYTES_MAX: Final = 64 * KIB
 _FRAMING_SHARE_MAX: Final = 8
 

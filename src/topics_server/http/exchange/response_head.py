@@ -13,7 +13,7 @@ from typing import Final
 
 Header = tuple[bytes, bytes]
 
-# What differs from answer to answer; kept out of what is remembered of heads.
+# Header fields that differ between answers: a remembered head leaves them out.
 VARYING: Final = frozenset(
     b"content-length x-request-id "
     b"producer-epoch producer-seq topic-first-seq topic-last-seq "

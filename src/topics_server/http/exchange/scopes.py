@@ -16,7 +16,7 @@ from topics_server.http.sockets import EXTENSION
 
 
 class ConnectionScope:
-    """What the scopes of one connection have in common."""
+    """The part that all scopes of one connection share."""
 
     __slots__ = ("_app_state", "_config", "_ends", "_is_secure", "_transport")
 

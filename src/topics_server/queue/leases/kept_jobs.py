@@ -1,8 +1,8 @@
 """The jobs of one queue that a book keeps, where they are, and how deleted ones leave. Pure.
 
-A delete takes a bounded number of jobs out at once. Of a larger one the jobs stay, as `gone`, and
-later calls forget them; whoever is asked about a job passes those. All jobs go in one step. The
-base of `lease_book`, which knows what the jobs mean.
+A delete takes a bounded number of jobs out at once. The jobs of a larger delete stay, as `gone`,
+and later calls remove them; every query skips such jobs. If all jobs are deleted, they go in one
+step. This is the base of `lease_book`, which holds the rules of jobs.
 """
 
 from __future__ import annotations

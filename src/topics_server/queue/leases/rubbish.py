@@ -17,9 +17,9 @@ FREED_JOBS: Final = 1_000
 
 
 class Rubbish:
-    """What nothing refers to any more, and what forgets the deleted jobs of books.
+    """Frees dropped jobs, and removes the deleted jobs of lease books, in bounded steps.
 
-    `soon`: calls a function in a later turn of the loop; None: only other calls free.
+    `soon`: calls a function in a later turn of the loop; None: only other calls free memory.
     """
 
     __slots__ = ("_forgetting", "_is_called_soon", "_jobs", "soon")

@@ -1,4 +1,4 @@
-"""What runs in the helper processes of views, and what a view has on the disk.
+"""The helper processes of views, and the files of a view on the disk.
 
 - `apply_worker`: the process that applies records to the files of all views.
 - `query_worker`: a process that answers queries of views.

@@ -60,8 +60,8 @@ from topics_server.views.workers.view_file import (
 )
 
 _NICENESS: Final = 5
-# What a request may meet; the last ones are of the database, of the disk, and of a batch that is
-# none.
+# Expected errors of a request; the last ones come from the database, from the disk, and from a
+# malformed batch.
 _EXPECTED: Final = (
     RefusedSql,
     FailedRecord,
@@ -82,7 +82,7 @@ class Applier:
         self._records: tuple[list[BlockRows], RecordColumns] | None = None
 
     def answer(self, request: Request) -> Answer:
-        """Do what is asked; what goes wrong is an answer too."""
+        """Serve a request; an expected error is an answer, too."""
         try:
             if isinstance(request, ApplyAll):
                 return AllApplied([self._part(part, request.pieces) for part in request.parts])
@@ -100,7 +100,7 @@ class Applier:
             return self._trouble(request, error)
 
     def _trouble(self, request: Request, error: Exception) -> PartAnswer:
-        """What the server is told of an error."""
+        """The answer that reports an error to the server."""
         if isinstance(error, RefusedSql):
             return SqlRefused(error.message, error.statement, error.reason)
         if isinstance(error, FailedRecord):

@@ -95,7 +95,7 @@ _ACTIONS: Final = {
 
 
 class Mode(enum.Enum):
-    """Whose statement the connection compiles."""
+    """The author of the statement that the connection compiles."""
 
     OWN = "own"
     SCHEMA = "schema"

@@ -75,7 +75,7 @@ def connect(path: str, *, read_only: bool) -> sqlite3.Connection:
 
 
 def refused(error: Exception, sandbox: Sandbox, statement: str) -> RefusedSql:
-    """What a user is told of a statement that failed."""
+    """The error that a user gets for a failed statement."""
     if sandbox.refusal is not None:
         return RefusedSql(sandbox.refusal, statement, "refused")
     if sandbox.is_late:
@@ -172,7 +172,7 @@ class ViewFile:
         own("COMMIT")
 
     def facts(self) -> FileFacts:
-        """What the file says of itself."""
+        """The facts that the file states about itself."""
         used = {name for statement in self._apply for name in statement.names}
         return msgspec.structs.replace(
             facts_of(self._sandbox),

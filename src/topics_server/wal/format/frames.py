@@ -120,7 +120,7 @@ class Opening(NamedTuple):
 
 
 class RawFrame(msgspec.Struct, frozen=True, gc=False):
-    """A frame as it is, and what a copy of the journal must know of it.
+    """The raw bytes of a frame, and the facts that a copy of the journal needs.
 
     `last_seq`: the highest seq that it assigns or reserves, 0 for none. `creation`: the topic that
     it makes or changes.

@@ -1,7 +1,7 @@
 r"""The bytes around frames: journal file header, groups, and their scan.
 
 Drawn in full in `docs/FORMATS.md`. Little-endian. All a file holds after its header are groups,
-each at a multiple of 8; what is not written yet is zero.
+each at a multiple of 8; bytes that are not written yet are zero.
 
     file header, 64 bytes                       group header, 32 bytes
     +0  magic "\xfftopics\n"                    +0  magic "\xffGR\0"

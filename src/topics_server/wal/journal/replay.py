@@ -373,7 +373,7 @@ class JournalReplay:
                 else:
                     self._unused.append(found.path)
             elif found.first is None:
-                # Before the start of replay: not judged, removed together with its neighbours.
+                # Before the start of replay: not judged, and removed with the files beside it.
                 self.old_files.append(OldFile(found.path, last_lsn, key, found.size))
         self.ends[key] = ShardEnd(self.ends[key].next_number, opening)
         self.report.last_lsn = max(self.report.last_lsn, last_lsn)

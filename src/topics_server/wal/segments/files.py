@@ -1,7 +1,7 @@
 """The files of a topic's segments in both tiers.
 
 Used by `wal/segments/store.py` and `wal/segments/topic_scan.py`, and by the offline verbs. Changes
-nothing but the flags it is told to write.
+nothing but the flags that its caller passes.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def _doubt(known: dict[int, _Known], region: Region, counts: dict[int, int]) -> 
 def _claims(known: dict[int, _Known], region: Region) -> dict[int, int | None] | None:
     """By topic the highest seq of a readable region.
 
-    None if it does not continue its neighbours.
+    None if it does not continue the regions beside it.
     """
     claims: dict[int, int | None] = {}
     assert region.entries is not None

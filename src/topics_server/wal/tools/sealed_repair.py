@@ -37,10 +37,10 @@ class SealedSeqs(msgspec.Struct, frozen=True):
 
 
 class SealedSurvey(msgspec.Struct):
-    """What was found. `indexes`: paths of damaged ones. `lost`: what cannot be read.
+    """The findings. `indexes`: paths of damaged indexes. `lost`: records that cannot be read.
 
-    `readable_again`: what the snapshot tells as damaged and the next start serves. `not_looked_at`:
-    files that a start refuses, or cold ones without a cold folder.
+    `readable_again`: records that are damaged by the snapshot, and that the next start serves.
+    `not_looked_at`: files that a start refuses, or cold ones without a cold folder.
     """
 
     indexes: list[str] = []

@@ -123,7 +123,7 @@ class CloudStore:
         try:
             is_put = self.put_if_absent(_LOCK, [mark])
         except StorageError:
-            # A put that failed may have succeeded: nobody else would ever remove it.
+            # A put that failed may have succeeded: no other caller would ever remove its object.
             found = self._read_lock()
             if found is None or found.holder != self._holder:
                 raise

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from topics_server.values.errors import NotThere, StartRefused, StorageError
 
 PACKAGE: Final = "obstore"
-# What may hold a signature, and the rest of its word.
+# A text that may hold a signature, up to the end of the word.
 _QUERY: Final = re.compile(r"\?\S+")
 _REASON_MAX: Final = 300
 # A reader has no server that wants to stop: the client itself tries again.

@@ -77,7 +77,7 @@ class RetryingStore:
         self._try(lambda: self._inner.delete_folder(folder))
 
     def lock_bases(self) -> Lock:
-        """See `ArchiveStore`: a lock that is held is told at once."""
+        """See `ArchiveStore`. A lock that is held is reported at once, without a retry."""
         return self._inner.lock_bases()
 
     def lock_holder(self) -> str | None:

@@ -35,7 +35,7 @@ class ArchiveStore(ObjectStore, Protocol):
         ...
 
     def lock_holder(self) -> str | None:
-        """Who left a lock that outlives its process, and since when; None if there is none."""
+        """The owner and the time of a lock that outlived its process; None if there is none."""
         ...
 
     def break_lock(self) -> None:

@@ -1,5 +1,5 @@
 """Named, durable cursors of a topic's readers.
 
-- `changes`: what may change a consumer, and what a change does.
+- `changes`: decides and applies changes of a consumer.
 - `positions`: where the consumers of one topic are, applied or in flight.
 """

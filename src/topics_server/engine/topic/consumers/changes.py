@@ -1,4 +1,4 @@
-"""What may change a consumer of a topic, and what a change does. Pure.
+"""Decides and applies changes of a topic's consumers. Pure.
 
 A position never goes back unless its reader asks for that, so a late or repeated commit changes
 nothing. Called by `engine/consumers` (decide) and `writes/apply`.

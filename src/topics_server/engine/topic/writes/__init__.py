@@ -1,4 +1,4 @@
-"""What each kind of write may do to a topic, and what it changes.
+"""The decision and the effect of each kind of write on a topic.
 
 - `append`: appends to one topic: what a call may append, and what an append changes.
 - `apply`: performs any entry of a topic.

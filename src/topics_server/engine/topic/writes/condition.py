@@ -1,8 +1,8 @@
 """Conditions of writes: what must hold of a topic when a write is decided. Pure.
 
-A condition speaks of what is visible. A staged record may still fail, so a conflict with one is
+A condition is about visible records. A staged record may still fail, so a conflict with one is
 undecided until its entry is applied; so is a condition while records are left to search. Records
-only die and never change, so what was searched once stays searched (`_clear_seq`); sealed records
+only die and never change, so no record is searched twice (`_clear_seq`); sealed records
 are searched off the loop (`engine/conditions`). Replay never evaluates a condition. Called by the
 `decide` functions of appends and by the calls of `engine`.
 """
@@ -35,7 +35,7 @@ _INDEXED_ROWS_MIN: Final = 256
 
 
 class Condition(msgspec.Struct, frozen=True, gc=False):
-    """What a write demands of its topic; None: nothing.
+    """The demands of a write on its topic; None: no demand.
 
     `none_match`: no live record behind `after` passes. `code`: the error if it does not hold.
     """
