@@ -39,7 +39,7 @@ from topics_server.values.errors import StorageError
 
 @dataclass(slots=True)
 class PrunePlan:
-    """The objects that a prune keeps: bases by the part that names each, parts from `first_part`."""
+    """The objects that a prune keeps: bases by the part naming each, parts from `first_part`."""
 
     bases: list[ArchiveBase]
     gone: list[KeptBase]

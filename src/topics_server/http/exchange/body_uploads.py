@@ -40,7 +40,7 @@ class BodyUploads:
         self._receive = receive
         # Bodies that count in the budget, with their requests; the one being received is the last.
         self._counted: list[tuple[Exchange, Upload]] = []
-        # The key of the last body: bytes behind a refused body are received in this key's turns, too.
+        # The key of the last body: bytes behind a refused body are received in this key's turns.
         self._key: object = None
         # The connection is read in turn among large uploads; bytes of its turn are handled at once.
         self.takes_turns = False
