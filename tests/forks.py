@@ -244,7 +244,7 @@ def become(request: list[Any], streams: list[int]) -> list[str]:
 
 
 def opened(descriptor: int, mode: str) -> Any:
-    """A standard stream's file, which nobody closes."""
+    """A standard stream's file, which stays open."""
     return open(descriptor, mode, closefd=False)
 
 

@@ -203,7 +203,7 @@ def test_imports_are_absolute_and_whole() -> None:
     fail_with(problems, f"write `from {PACKAGE}.module import name`")
 
 
-# What these libraries document for others. Their other modules change without a word.
+# Modules that these libraries document. Their other modules may change without notice.
 PUBLIC_MODULES = {
     "starlette": "applications routing",
     "uvicorn": "",

@@ -65,7 +65,7 @@ def tagged(data: bytes, tag: bytes) -> bool:
 
 
 class Postgres:
-    """The table as a queue that nobody waits for."""
+    """The table as a queue without waiting workers."""
 
     is_stream = False
 

@@ -114,7 +114,7 @@ class Wire(Protocol):
         ...
 
     def hold(self, answer: bytes, now_ms: int) -> bytes:
-        """Lease the received job if its delivery is not a lease already; else empty."""
+        """The request that leases the received job; empty if its delivery is a lease already."""
         ...
 
 

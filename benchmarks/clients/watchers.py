@@ -99,7 +99,7 @@ class Group:
         return data
 
     def drain(self) -> None:
-        """Discard the received bytes: heartbeats of the time in which nobody read."""
+        """Discard the received bytes: heartbeats of the time without a read."""
         while events := self.poll.poll(0):
             for fd, _ in events:
                 self._read(fd)

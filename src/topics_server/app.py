@@ -164,7 +164,7 @@ async def _streams_ended(state: ServerState, within_s: float) -> None:
 def _on_stop(callback: Callable[[], object]) -> Iterator[None]:
     """Call `callback` on the signals that stop a server, before the server's own handlers.
 
-    Only where there are such handlers, and in the main thread, which alone can have any.
+    Does nothing outside the main thread, or where no such handlers are set.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -92,7 +92,7 @@ class Zsh:
             os.execvpe("zsh", ["zsh", "-f", "-i"], {**env, "PS1": "ready> "})
 
     def until(self, words: str, seconds: float = 30) -> str:
-        """What the terminal shows until these words; fails when they do not come."""
+        """The output of the terminal up to these words; fail if they do not appear."""
         got, shown, end = b"", "", time.monotonic() + seconds
         while words not in shown:
             assert time.monotonic() < end, f"no {words!r} in {got!r}"

@@ -21,7 +21,7 @@ __all__ = ["own"]
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """What names the store, its region and its credentials, as the store's convention has it."""
+    """The store, its region and its credentials, by the store's own variable names."""
     pytest.importorskip("obstore", reason="not installed: pip install 'topics-server[archive]'")
     endpoint = os.environ.get("TOPICS_TEST_S3", "")
     buckets = None if endpoint else Buckets(failing=10)

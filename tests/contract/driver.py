@@ -255,7 +255,7 @@ def eventually(check: Callable[[], bool], what: str, within_s: float = 10.0) -> 
 
 
 def command_of(door: str) -> tuple[str, ...]:
-    """What starts a server behind a door: see `tests/contract/doors.py`."""
+    """The command that starts a server behind a door: see `tests/contract/doors.py`."""
     if door == "connection":
         return COMMAND
     return (sys.executable, "-m", "tests.contract.doors", door)

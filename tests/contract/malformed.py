@@ -30,7 +30,7 @@ class Bad:
     headers: tuple[str, ...] = (MEDIA,)
     # A second acceptable status and code, where the contract leaves the choice.
     other: tuple[int, str] | None = None
-    # What `detail` holds at least.
+    # Members that `detail` must hold.
     detail: Json | None = None
 
 

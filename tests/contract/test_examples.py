@@ -21,7 +21,7 @@ from tests.contract.described import check_answer, document
 from tests.contract.driver import Api, Json, eventually
 from topics_server.api.openapi.examples import BODIES, IN_PATH, IN_QUERY, WID
 
-# What the answer to an example contains when it did what it should show.
+# Text that the answer to an example contains if the example works.
 DID: Final[dict[str, Json]] = {
     "putTopic": {"created": True},
     "patchTopic": {"changed": {"lease_ms": [30_000, 60_000]}},

@@ -87,7 +87,7 @@ class Misfortunes(Simulation):
         self.more_dice = random.Random(f"more misfortunes {seed}")
         if not kinds and self.more_dice.random() < _MOVES_SHARE:
             self.kinds |= {"moves"}
-        # Disks as they were before; what somebody may put back by mistake.
+        # Earlier states of the disks, which an operator may put back by mistake.
         self._images: list[DiskImage] = []
         # The sync of some shard has failed since the last start.
         self._is_doubtful = False
@@ -155,7 +155,7 @@ class Misfortunes(Simulation):
     def _is_unnoted(self, path: str | None) -> bool:
         """Whether a sync of this journal file failed, and the disk refused to note that as well.
 
-        Nothing then tells what the failed sync took from what somebody cut off.
+        Then a loss by the failed sync cannot be distinguished from a shortened file.
         """
         folder, _, name = (path or "").rpartition("/")
         wal = layout.parse_wal_file(name)
@@ -340,7 +340,7 @@ class Misfortunes(Simulation):
             self.struck += 1
 
     async def _fail_a_sync(self) -> None:
-        """Bytes written before it may be on the platter or not; nobody can tell."""
+        """Bytes written before it may be on the platter or not."""
         await asyncio.sleep(self.dice.choice((0.0, 0.05, 0.15, 0.3)))
         self.world.disk.fail("sync", "eio", path="*.wal", nth=self.dice.randint(1, 2))
         self.struck += 1

@@ -156,7 +156,7 @@ class Plain:
         self.last_ts = ts
         self.evict()
         if step.key is not None:
-            # What has expired by the topic's time stays expired, also when the clock is set back.
+            # Records that expired by the topic's time stay expired when the clock is set back.
             kept = {key: each for key, each in self.keys.items() if ts - each[2] < window_ms}
             self.keys = kept | {step.key: (first, added, ts)}
         self._move(step.producer, first, added)

@@ -357,7 +357,7 @@ class Simulation:
             elif error.code in _PRODUCERS_CODES:
                 entry.answer = _refusal_of(error)
             elif error.code is Code.THROTTLED:
-                # Nothing of it was stored, and nothing ever may be.
+                # No part of the refused write was stored, and none may appear later.
                 history.entries.remove(entry)
             elif error.code is not Code.STORAGE_READ_ONLY:
                 raise

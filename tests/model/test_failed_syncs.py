@@ -77,7 +77,7 @@ def test_a_failed_sync_is_noted_as_soon_as_the_disk_takes_it() -> None:
 
 
 def test_a_failed_sync_that_nothing_notes_is_refused_by_name_and_repaired() -> None:
-    """What it took looks like what somebody cut off."""
+    """Bytes that the failed sync lost look like a shortened file."""
     refused = 0
     for seed in range(20):
         bench = _refused_notes(seed)

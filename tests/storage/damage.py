@@ -542,7 +542,7 @@ def damaged(store: StoreCopy, case: Case) -> FakeDisk:
     return disk
 
 
-# What an administrator may restore together: by name, patterns of paths.
+# Files that an administrator may restore together: by name, patterns of paths.
 TOGETHER: Final[dict[str, tuple[str, ...]]] = {
     "journal": ("data/wal/*.wal",),
     "end marks": ("data/wal/*.end",),
@@ -680,7 +680,7 @@ def _compare_topic(name: str, known: Truth, now: Seen, told_head: int | None) ->
         raise _Wrong(f"{name}: head {now.head} instead of {truth.head} in silence")
     silent = _silent(truth.gaps, now, truth.head)
     if silent is not None and known.evictable:
-        # Before the cap was enforced less was told.
+        # Before the cap was enforced, fewer losses were reported.
         gone = [Gap(seq, seq, LossReason.CAP, 1) for seq in known.evictable.keys() - now.records]
         silent = _silent([*known.told_before, *gone], now, truth.head)
     if silent is not None:
@@ -714,7 +714,7 @@ def _lowest_head(truth: Seen, told_head: int | None) -> int:
 
 
 def _allowed(config: TopicConfig) -> set[LossReason]:
-    """What may be reported about a record that existed: damage, or normal background changes."""
+    """The allowed reports about a record that existed: damage, or background changes."""
     reasons = {LossReason.DAMAGED, LossReason.MIXED}
     if config.ttl_ms:
         reasons.add(LossReason.TTL)

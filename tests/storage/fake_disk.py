@@ -463,7 +463,7 @@ class FakeDisk:
         return disk
 
     def content(self, path: str) -> bytes:
-        """What a reader sees now."""
+        """The bytes that a reader sees now."""
         return bytes(self._files[path].data)
 
     def durable_content(self, path: str) -> bytes:

@@ -77,7 +77,7 @@ def test_one_that_cannot_be_made_takes_nothing(disk: FakeDisk, op: str) -> None:
 
 @pytest.mark.parametrize("op", ["open", "write", "sync"])
 def test_one_that_cannot_grow_keeps_what_it_has(disk: FakeDisk, op: str) -> None:
-    """Whoever fills the disk at this moment does not get it all."""
+    """A program that fills the disk at this moment does not take the ballast's bytes."""
     ballast = made(disk)
     ballast.want(9000)
     disk.fail(op, "enospc", path=PATH)  # type: ignore[arg-type]

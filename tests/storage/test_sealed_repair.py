@@ -1,4 +1,4 @@
-"""What `topics repair` sees of sealed segments, and which indexes it makes again."""
+"""The findings of `topics repair` in sealed segments, and the indexes that it rebuilds."""
 
 from __future__ import annotations
 

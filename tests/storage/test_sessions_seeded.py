@@ -38,7 +38,7 @@ FILTERS = ('["Not","sent"]', None)
 
 
 class Promised:
-    """What recovery must find. `answered`: position last journaled; `captured`: in the last
+    """The state that recovery finds. `answered`: position last journaled; `captured`: in the last
     snapshot.
 
     `live`: the real position of each session. `gone`: ids that were reported as expired. `filters`:

@@ -1,4 +1,4 @@
-"""What a start imports: nothing that serving does not need, so that the server is ready soon.
+"""The imports of a start: only modules that serving needs, so that the server is ready soon.
 
 docs/decisions/0260 lists the modules that come later, and what each costs.
 """

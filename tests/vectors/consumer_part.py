@@ -54,7 +54,7 @@ def last_consumers(api: Api, records: list[dict[str, Any]]) -> None:
 
 
 def holds_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """What of a list of consumers is stored: their holds by name."""
+    """The stored part of a list of consumers: their holds by name."""
     return {each["consumer"]: each["hold"] for each in answer["consumers"]}
 
 

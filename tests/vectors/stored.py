@@ -72,12 +72,12 @@ class Expected(msgspec.Struct):
 
 
 def definition_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """What of a view's answer is stored: its definition."""
+    """The stored part of a view's answer: its definition."""
     return {name: answer[name] for name in ("schema", "apply", "queries", "on_delete")}
 
 
 def consumers_of(answer: dict[str, Any]) -> list[list[Any]]:
-    """What of a list of consumers is stored: name, seq and times of each."""
+    """The stored part of a list of consumers: name, seq and times of each."""
     fields = ("consumer", "seq", "created_ts", "committed_ts")
     return [[each[field] for field in fields] for each in answer["consumers"]]
 

@@ -1,4 +1,4 @@
-"""What many clients at once cost another one.
+"""The cost of many clients at once for another client.
 
 - `throttle`: appends at three times the load that the server can take.
 - `uploads`: large uploads of one key that begin and stall.

@@ -1,4 +1,4 @@
-"""What keeping a copy of a store costs.
+"""The cost of keeping a copy of a store.
 
 - `archived`: appends with an archive, its lag, and restores.
 """

@@ -1,4 +1,4 @@
-"""What the continuous archive costs appends, how far it is behind, and how fast it is restored."""
+"""The cost of the continuous archive for appends, its lag, and the speed of a restore."""
 
 from __future__ import annotations
 

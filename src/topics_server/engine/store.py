@@ -92,7 +92,7 @@ class Store:
 
     @property
     def is_disk_low(self) -> bool:
-        """Whether appends are refused for want of free bytes; what frees space goes on."""
+        """Whether appends are refused because the disk is full; calls that free space go on."""
         return self.checks.is_disk_low
 
     @is_disk_low.setter

@@ -46,7 +46,7 @@ _POLL_S: Final = 0.1
 _INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
-# One thread for parts, one for a base, one for copies of damaged segments.
+# Threads: one for parts, one for a base, one for copies of damaged segments.
 _THREADS: Final = 3
 # Journaled bytes after which a base is made before its time: a restore replays what is behind it.
 _BASE_BYTES: Final = 1024 * MIB
@@ -162,7 +162,7 @@ class Archiver:
         return await self._run_off(partial(call, shipper.store, self._check))
 
     async def close(self) -> None:
-        """End what is under way; then archive what is left, if the archive takes it."""
+        """End the running calls; then ship the entries that are left, if the archive takes them."""
         self._is_closing = True
         self._woken.set()
         if self._task is not None:

@@ -176,7 +176,7 @@ async def test_a_deleted_topic_is_told_and_waited_for(live: Live) -> None:
     again = topic_stream(live, "jobs", last=frames[-1].id)
     assert kinds(await again.take(1)) == ["caught-up"]
     await again.left()
-    # One that was away meanwhile is told that its position is of a topic that is gone.
+    # A reader that was disconnected meanwhile learns that the topic of its position is gone.
     away = topic_stream(live, "jobs", last=id_of(jobs=1))
     told = await away.take(2)
     assert kinds(told) == ["tombstone", "record"]
@@ -215,7 +215,7 @@ async def test_one_that_was_away_when_one_of_many_named_topics_was_deleted_is_to
         ("caught-up", "c"),
     ]
     await away.left()
-    # What was deleted keeps its place, so the next one is told, too.
+    # A deleted topic keeps its position, so its next deletion is reported, too.
     after = str(told[-1].id)
     await live.http.delete("/v0/topics/c")
     again = stream(live, "topics=a,b,c", after)
@@ -375,7 +375,7 @@ async def test_a_deleted_topic_of_a_prefix_may_come_again(live: Live) -> None:
     await live.append("orders.eu", 1)
     reader = stream(live, "prefix=orders.")
     await reader.take(2)
-    # Without a turn between the two: the new topic is there before the end of the old is told.
+    # Without a turn between the two, the new topic exists before the old one's end is reported.
     await live.http.delete("/v0/topics/orders.eu")
     await live.append("orders.eu", 2)
     frames = await until_data(reader, 1)

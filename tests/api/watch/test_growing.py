@@ -70,7 +70,7 @@ async def test_a_session_has_the_topics_of_its_prefixes(live: Live) -> None:
     }
     reader = live.get(answer.json()["wid"])
     assert sorted(datas(await until_data(reader, 2))) == [2, 3]
-    # What is made later begins with its first record.
+    # A topic that is created later begins with its first record.
     await live.append("orders.us", 5, 6)
     await live.append("other", 7)
     frames = await until_data(reader, 2)

@@ -619,7 +619,7 @@ _REST = '"records":{},"topics":5,"request_id":"r"'
         ("writes", '{"op":"subscribe","topic":"t",%s}', "forbidden"),
         ("own", '{"op":"publish","topic":"t",%s}', "forbidden"),
         ("own", '{"op":"subscribe","topic":"t",%s}', "forbidden"),
-        # What the key allows is decoded, and so is what cannot be told yet.
+        # Messages that the key allows are decoded, and so are those whose scope is unknown yet.
         ("own", '{"op":"publish","topic":"own.t",%s}', "invalid_request"),
         ("own", '{"op":"publish","topic":"-",%s}', "invalid_request"),
         ("writes", '{"op":"publish","topic":"t",%s}', "invalid_request"),

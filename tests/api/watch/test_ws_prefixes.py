@@ -179,7 +179,7 @@ async def test_a_topic_made_again_while_the_socket_is_full_comes_again(live: Soc
     frames: list[Frame] = []
     while datas(frames).count(3) < 2:
         frames.append(await peer.frame())
-    # What was deleted meanwhile is told as deleted or created again, and read from its beginning.
+    # A topic deleted meanwhile is reported as deleted or created again, and read from its start.
     assert datas(frames, "orders.a") == [3]
     assert datas(frames, "orders.b") in ([3], [2, 3])
     assert not datas(await until_pong(peer))

@@ -31,7 +31,7 @@ STEPS: Final = ("clone", "start", "append", "live", "worker", "view", "picture")
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         found: int = probe.getsockname()[1]

@@ -129,7 +129,7 @@ def test_the_dashboard_follows_the_events_over_kill_9(
         good(viewed.api.append(TOPIC, [{"data": hostile["payload"], "tag": "issues"}]))
         _wait_for_record(page, 330)
         _judge(page, [*EVENTS, hostile])
-        # What others sent is text, not markup.
+        # Texts of other clients are shown as text, not as markup.
         assert page.evaluate("document.querySelectorAll('#recent b').length") == 0
         assert page.exceptions == []
 

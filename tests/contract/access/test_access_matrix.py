@@ -190,7 +190,7 @@ CODES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 400: "i
 
 
 def test_every_route_and_every_command_has_its_row() -> None:
-    """§0.2: without a row nobody has decided who may call the route."""
+    """§0.2: a route without a row has no decided access rule."""
     routes = {
         (method, route.template)
         for route in build_routes().table

@@ -99,7 +99,7 @@ def test_nothing_of_a_prefix_is_left_behind(api: Api, topic: str) -> None:
 
 
 def follow_once(api: Api, url: str) -> list[Any]:
-    """What a stream of the session brings until it has caught up."""
+    """The events of a stream of the session until it has caught up."""
     stream = follow(api, url)
     found: list[Any] = []
     while (event := stream.event()).name != "caught-up":

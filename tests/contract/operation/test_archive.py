@@ -160,7 +160,7 @@ def test_the_journal_is_kept_up_to_the_setting(own: NewServer, folder: Path) -> 
 def test_the_archive_is_written_at_the_rate_of_the_setting(
     own: NewServer, folder: Path, tmp_path: Path
 ) -> None:
-    """A slow archive holds nobody up: appends are answered while it is far behind."""
+    """A slow archive delays no client: appends are answered while it is far behind."""
     server = own(TOPICS_ARCHIVE_URL=f"file://{folder}", TOPICS_ARCHIVE_RATE_BYTES="20000")
     api = server.start()
     api.add("t", 0)

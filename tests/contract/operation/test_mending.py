@@ -59,7 +59,7 @@ def test_a_damaged_segment_is_mended_without_a_restart(
     api = server.start()
     paths = sorted((server.data_dir / "segments").rglob("*.data"))[: COUNT // 10]
     copies = sorted(folder.glob("segments/*/*.data"))
-    # The archive is away for a while: the damage is told, and waits.
+    # The archive is unreachable for a while: the damage is reported and waits for mending.
     hidden = {copy: copy.with_suffix(".hidden") for copy in copies}
     for copy, name in hidden.items():
         copy.rename(name)

@@ -73,7 +73,7 @@ def test_everything_beside_the_records_is_restored(own: NewServer, tmp_path: Pat
     restore(fs, FolderStore.open(fs, str(folder), write=False), str(tmp_path / "restored"))
     api = own(TOPICS_DATA_DIR=str(tmp_path / "restored")).start()
     assert _shown(api) == shown
-    # What was sent before and is sent again counts once, and leases are held by their workers.
+    # A request that is sent again counts once, and workers still hold their leases.
     again = good(api.http.post("/v0/topics/t", json={"records": [{"data": "keyed"}]}, headers=KEY))
     assert again["first_seq"] == 6
     answer = api.http.post("/v0/topics/t", json={"records": [{"data": "p"}]}, headers=PRODUCER)
@@ -90,7 +90,7 @@ def test_everything_beside_the_records_is_restored(own: NewServer, tmp_path: Pat
     assert acked["acked"] == 2
     claimed = good(api.http.post("/v0/topics/jobs/claim", json={"node": "w", "max": 9}))
     assert [job["$seq"] for job in claimed["claimed"]] == [3, 4]
-    # A new history: readers of the old one are told of what is lost, and no number comes again.
+    # A new history: readers of the old one get tombstones of lost records, and no seq is reused.
     page = api.read("t", from_seq=8)
     assert page["records"] == []
     gap = page["tombstone"]
@@ -105,7 +105,7 @@ def test_everything_beside_the_records_is_restored(own: NewServer, tmp_path: Pat
 
 
 def _shown(api: Api) -> Json:
-    """What clients see of it, without times of the answers."""
+    """The store as clients see it, without times of the answers."""
     view = good(api.http.get("/v0/topics/t/views/v/query/all?after=7"))
     router = good(api.http.get("/v0/routers/r"))
     stream = api.http.head(STREAM).headers

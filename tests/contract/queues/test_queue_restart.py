@@ -206,7 +206,7 @@ def test_a_lease_may_run_out_while_the_server_is_down(own: NewServer, topic: str
     api = server.start()
     queues = [Queue.made(api, f"{topic}.{d}", leases_durable=d) for d in (False, True)]
     for queue in queues:
-        # The short lease comes last: while it runs, nobody else asks for a job.
+        # The short lease comes last: while it runs, no other worker claims a job.
         queue.add(1)
         queue.take("a", lease_ms=LONG_MS)
         queue.add(2)

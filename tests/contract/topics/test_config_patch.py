@@ -110,7 +110,7 @@ def test_concurrent_patches_of_different_fields_all_hold(api: Api, topic: str) -
     assert {field: config[field] for field in fields} == dict.fromkeys(fields, 1009)
 
 
-# -- what is told of a body ------------------------------------------------------------------------
+# -- errors of a body ------------------------------------------------------------------------------
 
 
 def test_a_put_lists_its_changes(api: Api, topic: str) -> None:

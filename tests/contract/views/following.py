@@ -11,7 +11,7 @@ import httpx
 from tests.contract.driver import Api, Json, good
 
 COUNTS: Final[Json] = {"shortcut": {"count_by_tag": True}}
-# Every record as a row: what a view holds is told apart to the byte.
+# Every record as a row, so that two states of a view can be compared to the byte.
 ROWS: Final[Json] = {
     "schema": "CREATE TABLE rows (seq INTEGER PRIMARY KEY, tag, node, data, meta)",
     "apply": "INSERT INTO rows VALUES (:seq, :tag, :node, :data, :meta)",

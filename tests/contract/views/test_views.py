@@ -515,7 +515,7 @@ def test_queries_run_in_so_many_processes(own: NewServer) -> None:
 
 
 def test_a_view_that_fills_its_file_stands_still(own: NewServer) -> None:
-    """The file of a view is bounded; what it has answers on, and the error is told."""
+    """The file of a view is bounded; a full one still answers, and the error is reported."""
     api = own(TOPICS_VIEW_MAX_BYTES="1MiB").start()
     good(api.put("t"))
     viewing = Viewing(api, "t")
@@ -658,7 +658,7 @@ def test_a_view_file_that_is_damaged_or_gone_is_built_anew(own: NewServer) -> No
 
 
 def test_a_file_ahead_of_its_log_is_built_anew(own: NewServer) -> None:
-    """What a crash took from the log goes from the view: an ephemeral topic loses all it held."""
+    """Records that a crash took from the log leave the view; an ephemeral topic loses all."""
     server = own()
     api = server.start()
     good(api.put("t", {"durability": "ephemeral"}))

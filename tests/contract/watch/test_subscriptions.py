@@ -380,7 +380,7 @@ def test_several_nodes_can_be_left_out(api: Api, topic: str, follow: Follow) -> 
     assert follower.seqs(topic) == [3, 6, 9]
 
 
-# --- loss is told, deletes are not ----------------------------------------------------------------
+# --- losses are reported, deletes are not ---------------------------------------------------------
 
 
 def test_a_cursor_below_the_floor_gets_a_tombstone_on_connect(

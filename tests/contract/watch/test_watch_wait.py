@@ -107,7 +107,7 @@ def test_records_appended_without_a_stream_are_delivered(
 def test_a_topic_that_came_and_went_is_waited_for_again(
     api: Api, clients: Clients, topic: str
 ) -> None:
-    """Without an open stream: nobody saw the first topic."""
+    """Without an open stream, no reader saw the first topic."""
     answer = asked(api, topic)
     api.add(topic, "old")
     api.drop(topic)

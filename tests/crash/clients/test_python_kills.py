@@ -76,7 +76,7 @@ class Crowd:
 
     @property
     def story(self) -> str:
-        """What the roles did, in one line."""
+        """The actions of all roles, in one line."""
         return (
             f"{len(self.written):,} appended, {len(self.sent):,} sent by the producer, "
             f"{len(self.followed):,} followed, {len(self.consumed):,} consumed, "

@@ -133,7 +133,7 @@ class Deciders:
 def _decide(
     rng: random.Random, topic: str, log: Log, number: str
 ) -> tuple[list[str], list[Json]] | None:
-    """What to append, and the tags that it was decided by; None: nothing can be."""
+    """The record to append, and the tags that decided it; None: no append is possible."""
     if topic == "names":
         # About half of these are taken, however long a run is.
         taken = len(log.by_tag)

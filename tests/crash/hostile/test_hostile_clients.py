@@ -1,6 +1,6 @@
 """Issue 8, must-show 4: slow, silent and never-reading clients do a well-behaved one no harm.
 
-A real server with short patience, and few files in the cap's test. Each kind of crowd is held for a
+A real server with short timeouts, and few files in the cap's test. Each kind of crowd is held for a
 while beside one honest writer; its p99 with and without them is printed (`-rP`), memory is bounded,
 and connections and files are back when the crowd is timed out or gone. At full scale:
 `./run test-crash tests/crash/hostile/test_hostile_clients.py --half-open 5000 --never-reading

@@ -1,4 +1,4 @@
-"""What the clients of a killed server know: acknowledged, unknown, gone; and the verdict.
+"""The knowledge of a killed server's clients: acknowledged, unknown, gone; and the verdict.
 
 There is one `TopicLedger` for each topic. Between two checks it collects calls (sent, perhaps
 acknowledged). A check compares them with all records that a reader sees when nothing is in flight,

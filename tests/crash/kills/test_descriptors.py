@@ -35,7 +35,7 @@ def _segments(server: Server) -> set[Path]:
 def test_without_descriptors_appends_go_on_and_no_shard_is_lost(
     tmp_path: Path, durability: str
 ) -> None:
-    """Nothing is told as a failed sync; sealing and checkpoints go on once there are some."""
+    """Nothing is reported as a failed sync; sealing and checkpoints go on once there are some."""
     server = Server(tmp_path / "server", _ENV)
     api = server.start()
     assert server.process is not None

@@ -200,7 +200,7 @@ class Torture:
         return wrong
 
     def _retry_unknown(self, connection: Connection, ledger: TopicLedger, call: Call) -> list[str]:
-        """Retry a call whose records nobody sees: either it is appended now, or its records are
+        """Retry a call whose records no reader sees: either it is appended now, or its records are
         gone.
         """
         call.sent = self.moments.next()

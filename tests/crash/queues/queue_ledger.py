@@ -1,4 +1,4 @@
-"""What workers saw of the queues of a killed server, and the verdict: is a job lost or done twice?
+"""The workers' view of a killed server's queues, and the verdict: is a job lost or done twice?
 
 Pure. All data are added after the run: the enqueued jobs, every lease that a worker got (`Grant`),
 every effect, every ack, nack and extend with its answer (`Call`), the lives of the server, the dead

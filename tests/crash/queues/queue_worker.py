@@ -138,7 +138,7 @@ class Stream:
         self._thread.start()
 
     def close(self) -> None:
-        """Close it; the server releases the jobs that nobody finished."""
+        """Close it; the server releases the unfinished jobs."""
         self._notes.add("close", self.name, wall_ms())
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

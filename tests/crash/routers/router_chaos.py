@@ -337,7 +337,7 @@ class Chaos:
         self.ask("POST", f"/v0/topics/{SOURCE}/delete", {"before_seq": self._forwarded() + 1})
 
     def _cap_source(self) -> None:
-        """Evict all records but one; nobody writes meanwhile."""
+        """Evict all records but one; no client writes meanwhile."""
         with self.pause:
             self._quiet(SOURCE)
             self.ask("PUT", f"/v0/topics/{SOURCE}", {"durability": "disk", "cap_records": 1})

@@ -16,7 +16,7 @@ _CHUNK = 10
 
 
 def _run(seeds: range) -> Counter[str]:
-    """What happened; the first failure ends the run, with its seed."""
+    """Counts of the run; the first failure ends it and names its seed."""
     totals: Counter[str] = Counter()
     for seed in seeds:
         simulation = ViewedSimulation(seed)

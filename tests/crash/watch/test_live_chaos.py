@@ -187,7 +187,7 @@ class SessionReader(Reader):
 
     async def connect(self, port: int) -> Frames:
         if self.last_id is None:
-            # What was sent and not received is known by an id only.
+            # Events that were sent but not received are known by an id only.
             body = {"topics": {}, "prefixes": {"orders.": {}}, "include_tags": True}
             client = Http(port)
             try:
@@ -237,7 +237,7 @@ def content(port: int) -> dict[str, list[Json]]:
 
 
 def expected(reader: Reader, everything: dict[str, list[Json]]) -> dict[str, list[int]]:
-    """What the reader must have at the end."""
+    """The state that the reader must have at the end."""
     wanted = {
         name: [r["$seq"] for r in records if reader.takes(name, r.get("$tag"), r.get("$node"))]
         for name, records in everything.items()
@@ -320,7 +320,7 @@ async def storm(server: Server, port: int, seed: int, count: int, kills: int) ->
 
 
 def got(reader: Reader) -> dict[str, list[int]]:
-    """What the reader has, by topic."""
+    """The state of the reader, by topic."""
     return {name: seqs for name, seqs in reader.got.items() if seqs}
 
 

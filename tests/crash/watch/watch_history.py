@@ -1,4 +1,4 @@
-"""What one watcher saw of one topic, and the verdict: ordered, complete, every gap reported.
+"""The frames of one topic at one watcher, and the verdict: ordered, complete, every gap reported.
 
 A `History` has the received frames in order, mixed with the actions of its watcher (started anew,
 resumed). It is cut into segments, each within one incarnation of the topic. For every seq between
@@ -429,7 +429,7 @@ class _Walk:
         self.may_go_back = False
 
     def _silent(self, at: int, upto_seq: int) -> None:
-        """The reader is at `upto_seq` without any frame about the seqs up to there."""
+        """The reader moved to `upto_seq`, and no frame named the seqs in between."""
         if upto_seq < self.position:
             if not self.may_go_back:
                 self._wrong(f"back at {upto_seq} after {self.position}: told twice")

@@ -1,4 +1,4 @@
-"""The journal is kept for an archive that is behind, up to a bound; then a gap is told."""
+"""The journal is kept for an archive that is behind, up to a bound; then a gap is reported."""
 
 from __future__ import annotations
 

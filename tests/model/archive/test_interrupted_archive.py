@@ -52,7 +52,7 @@ def test_a_crash_at_any_call_leaves_one_history_without_a_gap(crash_seed: int) -
         assert found.stretches == 1, "no gap"
         assert made.archiver.metrics().stopped == 0
         _prune_to_one(made)
-        # What was in flight at a crash may have survived: the server says.
+        # Entries in flight at a crash may have survived: expect what the running server shows.
         expected, heads = made.records(), made.heads()
         made.world.crash("kill")
         made.restored("restored")

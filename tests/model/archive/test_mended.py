@@ -66,7 +66,7 @@ class Mended(Archived):
         return self.mender.metrics()
 
     async def seal(self) -> None:
-        """Everything is in segments."""
+        """Seal all records into segments."""
         assert self.world.node is not None
         node = self.world.node
         await node.sealer.seal_topics([topic.name for topic in node.registry])
@@ -381,7 +381,7 @@ def test_a_job_that_was_damaged_is_handed_out_once_it_is_back() -> None:
         files, mender._files = mender._files, away
         got = run(made.claimed())
         assert len(got) < 6
-        # The leases of the damaged jobs end, and nobody can claim these.
+        # The leases of the damaged jobs end, and no worker can claim these jobs.
         run(asyncio.sleep(5))
         assert sorted(run(made.claimed())) == sorted(got)
         mender._files = files

@@ -101,7 +101,7 @@ def _start_restored(holder: Archived, winner: Archived) -> None:
 
 
 def test_without_put_if_absent_the_history_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above would not notice if the parts were put over each other."""
+    """The test above would not notice parts that overwrite each other."""
 
     def overwriting(store: ArchiveStore) -> ArchiveStore:
         assert isinstance(store, SharedFolder)

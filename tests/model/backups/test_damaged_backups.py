@@ -1,4 +1,4 @@
-"""Backups with lost, damaged or foreign files: each is told by name, and nobody removes it."""
+"""Backups with lost, damaged or foreign files: each is reported by name and never removed."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ class ProducedSimulation:
             self._note_promises(subject, sent, sent.answer)
 
     def _note_promises(self, subject: Subject, sent: Sent, answer: Answer) -> None:
-        """What an answer names must still exist after a kill."""
+        """Records that an answer names must still exist after a kill."""
         told = [sent] if is_fact(sent.ask, answer) else []
         waiting = [each for each in subject.sent if each.is_open and is_fact(each.ask, each.due)]
         if answer[0] == "repeated":

@@ -587,7 +587,7 @@ class QueueMachine(RuleBasedStateMachine):
             job.is_acking, job.connection = False, 0
             if job.moving == "begun":
                 job.moving = ""
-        # What the wiring does before it serves requests.
+        # The same steps as the wiring before it serves requests.
         self.marks.clear()
         for source in marks:
             self.delete(sorted(seq for seq in source.seqs if seq in self.jobs))

@@ -188,7 +188,7 @@ def live_seqs(topic: Topic) -> set[int]:
 
 @dataclass(slots=True, frozen=True)
 class Leeway:
-    """What a restart may have changed beside the prefix of the entries that it kept."""
+    """Allowed changes of a restart beside the prefix of entries that it kept."""
 
     is_restart: bool = False
     may_jump: bool = False

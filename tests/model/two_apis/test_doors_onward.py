@@ -202,7 +202,7 @@ def _claim(bench: Onward) -> ClaimResult:
 
 
 def _jobs(bench: Onward) -> list[tuple[bytes, bytes]]:
-    """What a worker gets: stored data and meta."""
+    """The jobs as a worker gets them: stored data and meta."""
     found = _claim(bench).jobs
     for job in found:
         told = json.loads(b"{%b}" % render_job(job))

@@ -137,13 +137,13 @@ class ViewDisk:
             file._connection.set_authorizer(None)
             file._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             file._connection.set_authorizer(file._sandbox._authorize)
-            # What came before is synced.
+            # Earlier writes are synced.
             self._copies[path] = []
 
     # -- deaths ----------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """The processes die: the files stay as they are, with a WAL that nobody folded in."""
+        """The processes die: the files stay as they are, with a WAL without a checkpoint."""
         self._restart({path: self._now(path) for path in self._paths()})
 
     def lose_power(self) -> None:
@@ -205,7 +205,7 @@ class SimulatedApplier:
         self.is_closed = False
 
     async def ask(self, request: Request, *, seconds: float) -> Answer:
-        """See `processes.ViewProcess.ask`: it is done even if nobody waits for the answer."""
+        """See `processes.ViewProcess.ask`: the request is served even without a waiting caller."""
         under_way = asyncio.ensure_future(self._ask(request))
         under_way.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(under_way)

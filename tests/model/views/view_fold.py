@@ -1,4 +1,4 @@
-"""What a view must hold: each definition of the simulation, computed in plain Python.
+"""The rows that a view must hold: each definition of the simulation, computed in plain Python.
 
 `DEFINITIONS` are bodies of a `PUT`; `fold` gives the rows of its query `all` from the records that
 were applied, in seq order. Written from docs/VIEWS.md, not from the SQL.

@@ -13,7 +13,7 @@ from spark_jobs.running import job
 
 
 class Session:
-    """What `job.run` uses of a session."""
+    """The part of a session that `job.run` uses."""
 
     version = "4.3"
     sparkContext = SimpleNamespace(master="local[2]")

@@ -107,7 +107,7 @@ def typed(datum: Any, kind: Kind | None) -> Any:
 
 
 def widened(datum: Any, kind: Any) -> Any:
-    """What a row that was written before has in a table of this type."""
+    """The value of an earlier row in a table of this type."""
     if isinstance(datum, dict):
         return {name: widened(datum.get(name), each) for name, each in kind.items()}
     return [widened(each, kind[0]) for each in datum] if isinstance(datum, list) else datum

@@ -249,7 +249,7 @@ def test_what_is_not_sealed_is_counted(server: Server) -> None:
     seal_all(api)
     assert list_segments(str(server.data_dir), Query()).unsealed == 0
     api.add("a", *range(3))
-    # The manifest is as of its last change; nobody requested a newer one.
+    # The manifest is as of its last change; no call requested a newer one.
     assert list_segments(str(server.data_dir), Query()).unsealed == 0
     assert len(read(server.data_dir)) == 5
 

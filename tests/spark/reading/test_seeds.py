@@ -41,7 +41,7 @@ def by_topic(rows: list[dict[str, Any]]) -> dict[str, list[Row]]:
 
 
 class Seen:
-    """What a diff showed of all topics at one moment, and the incarnations of these."""
+    """The records of all topics by diff at one moment, and the topics' incarnations."""
 
     def __init__(self, api: Api, names: list[str]) -> None:
         there = [name for name in names if _exists(api, name)]

@@ -49,7 +49,7 @@ def never_lost(topic_id: int) -> bool:
 
 
 class Noted:
-    """What `FORMAT` and the snapshot record about the journal, as a node would note it."""
+    """The facts that `FORMAT` and the snapshot record about the journal, as a node does."""
 
     def __init__(self) -> None:
         self.wal_sets: list[tuple[int, int, int]] = []
@@ -78,7 +78,7 @@ class Noted:
 
 
 class Promises:
-    """What every later life must find; a snapshot has the entries before `start_lsn`."""
+    """The entries that every later life must find; a snapshot has those before `start_lsn`."""
 
     def __init__(self) -> None:
         self.noted = Noted()

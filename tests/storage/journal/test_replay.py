@@ -298,7 +298,7 @@ def test_replay_reads_groups_larger_than_a_chunk() -> None:
 
 @pytest.mark.parametrize("start_lsn", [0, 2, 3])
 def test_lsns_that_do_not_ascend_are_corrupt(start_lsn: int) -> None:
-    """Also those of groups that nobody wants."""
+    """Groups below the start of replay are checked as well."""
     disk = written(new_disk(1), 2, sync=False).die("kill")
     data = disk.content(FIRST)
     header = decode_file_header(data[:FILE_HEADER_BYTES])

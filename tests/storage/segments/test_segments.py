@@ -655,7 +655,7 @@ def after_crashes(name: str, seed: int, mode: Mode) -> Iterator[tuple[FakeDisk, 
 def test_a_crash_at_any_operation_loses_nothing(name: str, mode: Mode, seed: int) -> None:
     for disk, acknowledged in after_crashes(name, seed, mode):
         flags = check_found(disk, name, acknowledged)
-        # What recovery has used stays, also after a power loss right after it.
+        # Files that recovery has used stay, also after a power loss right after it.
         disk.crash("power")
         again = check_found(disk.reopen(), name, acknowledged)
         assert again == flags

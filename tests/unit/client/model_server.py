@@ -131,7 +131,7 @@ class Network:
         elif what == "lose" and self.flying:
             self.flying.remove(out := pick(self.flying))
             if self.chance.random() < 0.5:
-                self.strays.append(out)  # it may arrive at any time, though nobody waits for it
+                self.strays.append(out)  # it may arrive at any time, though no caller waits for it
                 self.answer(out, Unreachable("late", sent=True))
             else:
                 self.answer(out, Unreachable("no connection", sent=False))

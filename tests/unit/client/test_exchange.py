@@ -269,7 +269,7 @@ def test_a_plan_of_a_producer_does_not_show_its_key() -> None:
 
 
 def test_an_error_with_a_key_in_its_body_is_the_servers(foreign: Foreign, ask: Ask) -> None:
-    """What the client adds to an error names the server, never the key."""
+    """The text that the client adds to an error names the server, never the key."""
     foreign.script = [(500, {}, json.dumps({"x": 1}).encode())]
     with pytest.raises(ClientError) as caught:
         ask(foreign.url, "topic", "t", token="hush-hush", patience_ms=0)

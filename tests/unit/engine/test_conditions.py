@@ -41,7 +41,7 @@ async def append_if(rig: Rig, condition: Condition, tag: str = "new", key: str =
 
 
 async def reason(rig: Rig, condition: Condition) -> Any:
-    """Why the condition does not hold, and the seq that it is told with."""
+    """Why the condition does not hold, and the seq in its error."""
     with pytest.raises(TopicsError) as caught:
         await append_if(rig, condition)
     assert caught.value.code is Code.CONDITION_FAILED

@@ -69,7 +69,7 @@ def test_many_tags_cost_as_much_as_one() -> None:
     many = Matcher(AnyOf(tuple(TagLeaf((TagMatch(f"a{n}", n % 2 == 0),)) for n in range(256))))
     assert many("b", None) is False
     assert many.spent == 1
-    # What is known costs nothing.
+    # A tag that was checked before costs nothing.
     assert many("b", None) is False
     assert many.spent == 1
 

@@ -18,7 +18,7 @@ from topics_server.values.model import Gate, StreamFacts, TopicConfig
 
 pytestmark = pytest.mark.anyio
 
-# What each refusal names in `detail.limit`. The other needs are waited for.
+# The limit that each refusal names in `detail.limit`. For all other needs the write waits.
 LIMITS = {
     Need.DISK_ROOM: "min_free_bytes",
     Need.TOTAL_BYTES: "max_total_bytes",

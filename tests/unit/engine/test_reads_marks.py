@@ -1,4 +1,4 @@
-"""What tells two states of a range apart: its live records, counted without their bytes."""
+"""The mark of a range's state: the number of its live records, counted without their bytes."""
 
 from __future__ import annotations
 

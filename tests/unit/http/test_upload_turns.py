@@ -47,7 +47,7 @@ class Reader:
         self.upload_key = key
         self.reads = True
         self.turns = 0
-        # What its client has sent; None: it sends no more.
+        # Bytes that the client has sent; None: it sends no more.
         self.sent: int | None = 0
         self.asked = self.taken = 0
 

@@ -63,7 +63,7 @@ class RouterRig(Rig):
         return appending
 
     def commit(self, name: str) -> None:
-        """What was submitted to the shard of this topic is written."""
+        """Report all entries submitted to the shard of this topic as written."""
         self.journal.write(self.journal.shard_of(self.store.topic(name).topic_id))
 
     def head(self, name: str) -> int:

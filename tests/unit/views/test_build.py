@@ -110,7 +110,7 @@ async def test_a_record_that_kills_the_process_stops_its_view_alone(tmp_path: Pa
 
 
 async def test_a_few_deaths_stop_no_view(tmp_path: Path) -> None:
-    """Whoever kills the process is not always the record."""
+    """A record is not always the cause of the process's death."""
     path = str(tmp_path / "1.db")
     process = DiesOf({path})
     (build,) = _builds(process, [path])

@@ -164,7 +164,7 @@ async def test_the_batches_of_one_turn_are_one_message(tmp_path: Path) -> None:
     assert isinstance(message, ApplyAll)
     assert len(message.pieces) == 2
     assert [part.batch.pieces for part in message.parts] == [[]] * 4
-    # What the process made of a message does not stay.
+    # The process keeps nothing of a message after its answer.
     assert process.applier._records is None
     await process.close()
 

@@ -381,7 +381,7 @@ class ProducerBatches:
                 self.epoch,
             )
         if self._is_claimed and not self._is_owned:
-            # Ours, or that of another process that claimed at the same moment.
+            # The epoch is ours, or that of another process that claimed at the same moment.
             return Fenced(f"whose epoch {self.epoch} is cannot be known", self.epoch)
         return None
 

@@ -105,12 +105,12 @@ class CommitPipeline:
         # Called with every applied entry; observers must not raise. Most of them need few entries,
         # and every append would pay for each of them: they are in the lists below.
         self.observers: list[Observer] = []
-        # Called with all but plain appends: those that neither create their topic nor move records.
+        # Called with every entry but plain appends: those neither create a topic nor move records.
         self.change_observers: list[Observer] = []
         # Called with plain appends to queues.
         self.job_observers: list[Observer] = []
-        # Called with plain appends that evicted records, and with those that leave a tail of so
-        # many records, or of the topic's `watched_tail_bytes`.
+        # Called with plain appends that evicted records, and with those that leave a tail of
+        # `watched_tail_records`, or of the topic's `watched_tail_bytes`.
         self.tail_observers: list[Observer] = []
         self.watched_tail_records = 0
         # Called when a shard was synced further, after the listeners of the applied entries.

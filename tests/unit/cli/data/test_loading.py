@@ -1,4 +1,4 @@
-"""`cli.data.loading` against a server with scripted answers: what the user is told, and when."""
+"""`cli.data.loading` against a server with scripted answers: its messages, and their times."""
 
 from __future__ import annotations
 

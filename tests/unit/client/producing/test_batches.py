@@ -417,7 +417,7 @@ def run(
             rivals -= 1
             server.rival()
     network.heal()
-    # Messages that nobody waits for any more arrive after everything else.
+    # Messages that no caller waits for any more arrive after everything else.
     while network.strays:
         network.arrive(network.strays.pop())
     assert network.most_flying <= terms.in_flight

@@ -1,4 +1,4 @@
-"""What each entry waits for: the table in the code is the one in docs/GUARANTEES.md."""
+"""The gate of each entry: the table in the code is the one in docs/GUARANTEES.md."""
 
 from __future__ import annotations
 

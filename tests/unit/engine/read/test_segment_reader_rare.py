@@ -104,7 +104,7 @@ async def test_rows_of_a_group_in_memory_are_cut_out_of_it() -> None:
     page = await bench.read()
     assert seqs_of(page) == list(range(100, 1001, 100))
     assert bench.rows == [(99, 100), (199, 200)], "the first group was not read before"
-    # Rows that were read alone stand in nobody's way.
+    # Rows that were read alone leave the other reads as they were.
     bench.rows.clear()
     await bench.rig.read("t")
     assert bench.rows == [(0, 256)]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_claims_of_a_dropped_queue_end_in_turns() -> None:
-    """Each is told that the queue is gone, those that wait and those that do not."""
+    """Every claim gets an error that names the dropped queue, whether it waits or not."""
     rig = QueueRig()
     await rig.queue()
     loop = asyncio.get_running_loop()

@@ -51,7 +51,7 @@ def _busy_desk(seed: int, *, is_moving: bool = True) -> Desk:
 
 
 def _told(desk: Desk, *, is_settled: bool = True) -> list[Any]:
-    """What the book says of itself, now and later, until nothing is left to claim.
+    """The counts of the book, now and later, until nothing is left to claim.
 
     `is_settled`: no deleted job is left in it; else it may wake too early for one.
     """

@@ -191,7 +191,7 @@ _ALLOWED = [
 
 @pytest.mark.parametrize("sql", _ALLOWED)
 def test_apply_can(tmp_path: Path, sql: str) -> None:
-    """What views are written in."""
+    """The statements that definitions of views use."""
     definition = _defined(sql)
     check_definition(definition)
     file = _created(tmp_path / "1.db", definition)

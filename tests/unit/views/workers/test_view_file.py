@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_a_batch_that_is_sent_twice_counts_once(path: str) -> None:
-    """Rows and position are one transaction: the second is told that the file stands elsewhere."""
+    """Rows and position are one transaction: the second batch finds another position."""
     file = ViewFile.create(path, _DEFINITION, "18446744073709551615", 3, max_bytes=_BYTES)
     file.apply(batch(b"1", b"2"))
     with pytest.raises(MovedError):

@@ -112,7 +112,7 @@ def test_rows_together_are_as_each_alone(
     taken = len(unpack_rows(read, columns, rows, most))
     assert sum(sizes[: taken - 1]) < most
     assert taken == len(rows) or sum(sizes[:taken]) >= most
-    # Damage of a row that is asked for is told; of another it is not noticed.
+    # Damage of a requested row is reported; damage of other rows is not noticed.
     row = data.draw(st.sampled_from(range(len(records))))
     at = int(columns.rows["offset"][row])
     broken = packed[:at] + bytes((packed[at] ^ 0x10,)) + packed[at + 1 :]

@@ -191,7 +191,7 @@ def test_a_lock_that_cannot_be_removed_at_once_is_removed_a_little_later(
     lock.release()
     assert bucket.objects == {}
     assert len(waits) == 2
-    # A store that stays away holds nobody up for ever.
+    # A store that stays unreachable delays no caller for ever.
     lock = store_in(bucket).lock_bases()
     bucket.fails = BaseError("503")
     lock.release()

@@ -91,7 +91,7 @@ def test_nothing_is_written_into_a_folder_that_took_its_place(folder: Path) -> N
 
 
 class TimesOut(SharedFolder):
-    """Puts reach the folder, and are told as failures."""
+    """Puts reach the folder, and are reported as failures."""
 
     def put_if_absent(self, name: str, pieces: object) -> bool:
         super().put_if_absent(name, pieces)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class TimesOut(SharedFolder):
 def test_a_put_that_timed_out_and_arrived_counts(folder: Path) -> None:
     store = RetryingStore(TimesOut.open(FS, str(folder)), wait=lambda seconds: None)
     with pytest.raises(StorageError, match="timed out"):
-        # Every try is told as a failure.
+        # Every try is reported as a failure.
         store.put_if_absent("a", [b"1"])
     plain = RetryingStore(SharedFolder.open(FS, str(folder)), wait=lambda seconds: None)
     assert plain.put_if_absent("a", [b"1"]), "it is there"
@@ -110,7 +110,7 @@ def test_a_put_that_timed_out_and_arrived_counts(folder: Path) -> None:
 
 
 class FailsOnce(SharedFolder):
-    """The first put reaches the folder, and is told as a failure; later ones work."""
+    """The first put reaches the folder, but is reported as a failure; later ones work."""
 
     has_failed = False
 
