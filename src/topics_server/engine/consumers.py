@@ -134,7 +134,7 @@ class ConsumerCursors:
     async def _submitted(
         self, topic: Topic, consumer: str, entry: ConsumerMoved | ConsumerDeleted | None
     ) -> None:
-        """Return when the entry is applied, or what it would repeat."""
+        """Return when the entry is applied, or when the commit that it would repeat is applied."""
         if entry is not None:
             await applied(self._commits.submit(entry, gate_of(entry, topic), topic))
             return

@@ -148,7 +148,7 @@ class Deletes:
         )
 
     async def finish_delete(self, delete: SeqsDelete) -> DeletedSeqs:
-        """Wait until the delete is as durable as its topic's class. Raises what it failed with."""
+        """Wait until the delete is as durable as its topic's class; raise its error if any."""
         ticket = delete.ticket
         if ticket is None:
             return DeletedSeqs(delete.seqs)

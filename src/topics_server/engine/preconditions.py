@@ -49,7 +49,7 @@ class Write(enum.Enum):
     DROP = "removal of a topic"
 
 
-# Deletes and drops free space, and a move deletes what it copies: none needs room for bytes.
+# Deletes and drops free space, and a move deletes the records that it copies: they need no room.
 NEEDS: Final[dict[Write, tuple[Need, ...]]] = {
     Write.APPEND: (Need.STABLE_NAME, Need.DISK_ROOM, Need.SEALED_TAIL, Need.TOTAL_BYTES),
     Write.CREATING_APPEND: (Need.STABLE_NAME, Need.DISK_ROOM, Need.TOTAL_BYTES, Need.TOPICS),

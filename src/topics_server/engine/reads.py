@@ -205,7 +205,7 @@ class Reads:
     async def read_rows(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[Block, int]]:
         """The records of these seqs (ascending), each as a block and its row in it.
 
-        What is deleted, lost or found damaged is left out. Raises `topic_not_found` once the topic
+        Deleted, lost and damaged records are left out. Raises `topic_not_found` once the topic
         is dropped.
         """
         while (page := await self._fetcher.complete(topic, plan_rows(topic, seqs))) is None:

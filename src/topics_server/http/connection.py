@@ -186,7 +186,7 @@ class HttpConnection(asyncio.Protocol):
             self.timeouts.stuck(self, unread)
 
     def resume_writing(self) -> None:
-        """It does again: go on with what it asked for."""
+        """The socket takes bytes again: continue the exchange."""
         self.flow.resume_writing()
         self.timeouts.flows(self)
         if self._is_put_off:
@@ -236,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
             self.take(data)
 
     def take(self, data: bytes) -> None:
-        """Read what was received."""
+        """Parse the received bytes."""
         if self._early is not None:
             data = self._take_early() + data
         if self.is_over:
@@ -424,7 +424,7 @@ class HttpConnection(asyncio.Protocol):
         self.on_response_complete()
 
     def _begin_held(self) -> None:
-        """Begin an exchange for what was held back."""
+        """Begin an exchange for the request that was held back."""
         body, self._held_body = self._held_body, b""
         self._is_held = False
         self._begin()

@@ -76,7 +76,7 @@ class Pressure(Protocol):
 
     @property
     def has_urgent(self) -> bool:
-        """Whether turns have to be short for what is urgent."""
+        """Whether turns must be short, because urgent requests arrived lately."""
         ...
 
     priority_of: Callable[[str], int]

@@ -101,7 +101,7 @@ def is_host(value: bytes) -> bool:
 
 
 def no_host() -> TopicsError:
-    """400: `Host` is no name with or without a port; what it is instead is not repeated."""
+    """400: `Host` is no name with or without a port; the message does not repeat its value."""
     return invalid("the Host header does not name a host", "Host")
 
 

@@ -158,7 +158,7 @@ class Socket:
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def let_through(self) -> None:
-        """Take what is sent from now on although the buffer is full: it is the last of it."""
+        """Accept all further bytes although the buffer is full: they are the last ones."""
         if self._flow is not None:
             self._flow.resume_writing()
         if self._writable is not None:

@@ -36,7 +36,7 @@ READING_MS: Final = 3.0
 # How much of a connection of a greedy key is read at a time, and how many are asked for it.
 SHARE_BYTES: Final = 64 * KIB
 ASKED_MAX: Final = 8
-# How long nothing of a greedy key is read behind a share; and behind asking in vain, s.
+# Seconds without reads of a greedy key: after one of its shares, and after a read without data.
 REST_S: Final = 0.001
 VAIN_REST_S: Final = 0.005
 

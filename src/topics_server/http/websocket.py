@@ -76,9 +76,9 @@ class WebSocketConnection(asyncio.Protocol):
     read_paused = False
     # It is read in turn among large uploads; it waits for that now.
     _takes_turns = _waits_turn = False
-    # Of what was received something is held for later turns; nothing is read meanwhile.
+    # Some received bytes are held for later turns; nothing is read meanwhile.
     _is_behind = False
-    # The connection was refused: what it sends is dropped, so that it reads why.
+    # The connection was refused: its bytes are dropped, so that the client can read the error.
     _is_refused = False
     _swallowed_bytes = 0
     _swallowed_at = 0.0
@@ -184,7 +184,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.take(data)
 
     def take(self, data: bytes) -> None:
-        """Read what was received, for about a millisecond; the rest in later turns.
+        """Parse the received bytes for about a millisecond; the rest in later turns.
 
         Each frame costs some microseconds, a ping its answer, however short it is.
         """
@@ -316,7 +316,7 @@ class WebSocketConnection(asyncio.Protocol):
     # --- the opening ------------------------------------------------------------------------
 
     def _open(self, opening: Request) -> None:
-        """Have the application decide, or refuse what is no opening of a WebSocket."""
+        """Let the application decide, or refuse a request that opens no WebSocket."""
         try:
             self.conn.process_request(opening)
         except InvalidHandshake as error:
@@ -537,7 +537,7 @@ class WebSocketConnection(asyncio.Protocol):
     def refuse_upload(self, error: TopicsError) -> None:
         """Answer with `error`, close, and go on receiving for a while so that the client reads it.
 
-        What it was sending is forgotten.
+        The unfinished message is dropped.
         """
         self._is_refused = True
         self._incoming = self.message = None

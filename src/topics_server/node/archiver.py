@@ -48,7 +48,7 @@ _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
 # Threads: one for parts, one for a base, one for copies of damaged segments.
 _THREADS: Final = 3
-# Journaled bytes after which a base is made before its time: a restore replays what is behind it.
+# Journaled bytes after which a base is made early: a restore replays the journal behind a base.
 _BASE_BYTES: Final = 1024 * MIB
 # Parts that a stop still writes.
 _LAST_PARTS: Final = 16
@@ -149,8 +149,8 @@ class Archiver:
     async def read(self, call: Callable[[ArchiveStore, Callable[[], None]], T]) -> T:
         """Read from the archive on a thread of its own.
 
-        `call` gets the store and what it asks between chunks, which raises once it must end. Raises
-        `StorageError` while the archive is not open.
+        `call` gets the store and a check to call between chunks; the check raises once `call` must
+        end. Raises `StorageError` while the archive is not open.
         """
         while self._shipper is None and not (self._is_stopped or self._last_error):
             if self._is_closing:

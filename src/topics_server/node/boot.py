@@ -164,7 +164,7 @@ class Boot:
         moved = await writers.transfers.complete(recovery.marks)
         await writers.publish(next_lsn, heads_moved=found.heads_moved > 0 or known is not None)
         if known is not None:
-            # A snapshot holds what it said.
+            # The snapshot holds these facts.
             await offload.run(partial(remove_restored, ground.fs, directory.root))
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         report = (

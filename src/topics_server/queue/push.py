@@ -100,7 +100,7 @@ class Push:
         self._pause = self._service.alarm(_PAUSE_MS, self._go_on)
 
     def passed(self) -> None:
-        """It waits."""
+        """The claim found no job: wait."""
 
     def lost(self, error: TopicsError) -> None:
         """The queue was dropped."""

@@ -440,7 +440,7 @@ class QueueService:
         return self.dispatcher.attend(topic, claimer)
 
     def leave(self, consumers: ConsumerQueue, claimer: Claimer) -> None:
-        """It waits no more."""
+        """The claim stops waiting."""
         self.dispatcher.leave(consumers, claimer)
 
     def stir(self, topic: Topic) -> None:

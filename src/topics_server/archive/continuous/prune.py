@@ -106,7 +106,7 @@ def prune_archive(store: ArchiveStore, plan: PrunePlan) -> PrunedArchive:
 
 
 def _note(store: ArchiveStore, history: ArchiveHistory, plan: PrunePlan, judged: int) -> None:
-    """Say what is kept, and what was known to those that go; then remove the earlier note."""
+    """Write the note: kept bases, and positions that removed objects knew; drop the old note."""
     opener = ArchiveBases(store, history)
     builder = KnownBuilder()
     earlier = history.pruned()

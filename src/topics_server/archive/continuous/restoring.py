@@ -192,7 +192,8 @@ def _known(
             builder.note(history.facts(number).known)
         except StorageError as error:
             raise _unknown(error, number) from None
-    # Last: a prune says what it knows, and removes parts then. Whatever was gone above is here.
+    # Read the prune's note last: a prune writes it before it removes a part, so it covers every
+    # part that was missing above.
     pruned = history.pruned()
     if pruned is not None:
         builder.note(pruned.known)

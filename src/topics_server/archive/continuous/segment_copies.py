@@ -26,7 +26,7 @@ class ArchivedSegments:
     def __init__(self, store: ObjectStore, bytes_per_s: int, check: Callable[[], None]) -> None:
         """`bytes_per_s`: how fast records are read, 0: at any rate.
 
-        `check`: called between chunks; what it raises ends the copy.
+        `check`: called between chunks; an error that it raises ends the copy.
         """
         self._store: Final = store
         self._bytes_per_s: Final = bytes_per_s

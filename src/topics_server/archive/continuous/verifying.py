@@ -1,6 +1,7 @@
 """Reads a whole archive and names what is damaged, missing or in the wrong place.
 
-Called by the command line, beside a running server: what a prune removes meanwhile is no problem.
+Called by the command line, beside a running server: objects that a prune removes meanwhile are no
+problem.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def _by_files(fs: Fs, data_dir: str, found: Drilled) -> dict[str, TopicDigest]:
 def _by_server(
     client: ServerConnection, topics: int, wanted: dict[str, TopicDigest], *, is_damaged: bool
 ) -> Iterator[str]:
-    """Compare what a server shows; yields what is wrong."""
+    """Compare the answers of a server; yield a line for each difference."""
     rows = rows_of(client, "/v0/topics", "topics", {})
     names = [msgspec.json.decode(row, type=_Named).topic for row in rows]
     if len(names) != topics:

@@ -105,7 +105,7 @@ class AcknowledgedTopic:
         return None
 
     def check(self, found: Sequence[Found], head_seq: int) -> list[str]:
-        """Compare the topic with all records that a reader finds; returns what is wrong.
+        """Compare the topic with all records that a reader finds; return the problems.
 
         Afterwards the unknown call is still unknown; `stored_at` tells where it is.
         """

@@ -74,7 +74,7 @@ class _Record(msgspec.Struct):
 
 
 class Broken(Exception):
-    """The server broke a promise; the arguments are what is wrong."""
+    """The server broke a promise; the arguments are the problems."""
 
 
 class TortureRun:
@@ -94,7 +94,7 @@ class TortureRun:
         self._size_limit = size_limit
         self._stop = stop
         self._report = report
-        # The server itself keeps the limit: it leaves what is free beyond it.
+        # The server keeps the limit itself: it leaves this many bytes free.
         self._least_free = max(0, folder.free_bytes() - size_limit)
         self._topics = [
             AcknowledgedTopic(f"torture-{CLASSES[n % len(CLASSES)]}-{n}", CLASSES[n % len(CLASSES)])
@@ -120,7 +120,7 @@ class TortureRun:
             self._check(client)
 
     def story(self) -> str:
-        """One line about what was done."""
+        """One line with the counts of the run."""
         done = self.totals
         return (
             f"{done.kills} kills in {done.cycles} cycles, {done.appends:,} appends acknowledged, "
@@ -196,7 +196,7 @@ class TortureRun:
     # -- checks ----------------------------------------------------------------------------------
 
     def _check(self, client: ServerConnection) -> None:
-        """Compare every topic with what was acknowledged, and repeat the calls that are unknown."""
+        """Compare every topic with its acknowledged records, and repeat the unknown calls."""
         for topic in self._topics if not self._stop.is_set() else ():
             config = {"durability": topic.durability, "idempotency_window_ms": 3_600_000}
             if self.totals.cycles == 0:

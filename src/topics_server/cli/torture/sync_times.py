@@ -92,7 +92,7 @@ def times_of(took_ms: Sequence[float], large_ms: float) -> SyncTimes:
 
 
 def suspicions_of(times: SyncTimes, device: Device) -> list[str]:
-    """Why syncs of this disk may not be what they say; none: nothing speaks against them."""
+    """Reasons to doubt that syncs of this disk reach it; empty: no doubt."""
     found: list[str] = []
     if device.file_system in _VOLATILE:
         found.append(

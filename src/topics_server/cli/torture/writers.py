@@ -89,7 +89,7 @@ def delete_below(client: ServerConnection, topic: AcknowledgedTopic) -> Answer:
 def repeat_unknown(
     client: ServerConnection, topic: AcknowledgedTopic, stored_at: int | None
 ) -> list[str]:
-    """Repeat the unknown call under its key: it must be stored once. Returns what is wrong."""
+    """Repeat the unknown call under its key: it must be stored once. Return the problems."""
     call = topic.unknown
     if call is None:
         return []

@@ -330,7 +330,7 @@ class AsyncClient(CoroutineClient):
                 await self._keep(turns.rest(self._effects.now_ms()), keep, topic, None)
 
     async def _keep_soon(self, item: PositionedItem | None, keep: KeepPlan, topic: str) -> None:
-        """Save a position in one short try: whoever cancels a task waits for it.
+        """Save a position in one short try: the caller that cancels a task waits for it.
 
         An item whose position is not saved comes again.
         """

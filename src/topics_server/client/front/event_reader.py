@@ -46,7 +46,7 @@ class EventReader:
         topic, handled = event.topic, self._handled.get(event.topic, 0)
         before = event.cursor_before or self._id
         others = {name: seq for name, seq in self._handled.items() if name != topic}
-        # An event that ends before what was handled leaves that as it is.
+        # An event that ends before the handled seq does not move that seq back.
         is_past = not (
             (event.kind == "record" and event.data.get("to_seq", 0) < handled)
             or (event.kind == "tombstone" and _is_old(event, handled))

@@ -216,7 +216,7 @@ class Sealer:
         self._woken.set()
 
     def _enqueue_later(self, topic_id: int) -> None:
-        """Once, however often its work fails until then: each attempt that fails asks again."""
+        """Enqueue the topic once, however many attempts fail until then."""
         if topic_id not in self._later:
             self._later.add(topic_id)
             asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue_again, topic_id)
@@ -296,7 +296,7 @@ class Sealer:
             self.failures.pop(topic_id, None)
 
     def retry_now(self) -> None:
-        """The disk has room again for what it refused: do not wait for the next attempt."""
+        """The disk has room again for a refused write: retry now."""
         for topic_id in self.failures:
             self._enqueue(topic_id)
 
@@ -378,7 +378,7 @@ class Sealer:
     # --- jobs ---------------------------------------------------------------------------
 
     async def _seal_to(self, topic: Topic, head_seq: int, *, force: bool) -> None:
-        """Seal what is due of the records up to this seq; the last segment may hold more."""
+        """Seal the due records up to this seq; the last segment may hold more."""
         while topic.log.sealed_seq < head_seq and await self._seal(topic, force=force):
             await self._flip(topic)
 

@@ -27,7 +27,7 @@ class PendingNames:
             ticket.waiters.append(lambda: self._release(name, ticket))
 
     async def hold_until_resolved(self, name: str, ticket: Ticket) -> Ticket:
-        """Hold the name, and return when the ticket is applied; raise what it failed with."""
+        """Hold the name, and return when the ticket is applied; raise its error if it failed."""
         self.hold(name, ticket)
         await applied(ticket)
         return ticket

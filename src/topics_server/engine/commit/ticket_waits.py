@@ -1,6 +1,6 @@
 """The ways to wait for a ticket: a future, a task that raises its error, a callback.
 
-What is waited for goes on if nothing waits. Called by the calls of the engine, by `queue`,
+The write goes on when its waiter is cancelled. Called by the calls of the engine, by `queue`,
 `routers` and `streams`.
 """
 

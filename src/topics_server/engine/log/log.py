@@ -240,7 +240,7 @@ class Log:
                     behind = self.last_live_below(run.first_seq + row) + 1
                     return max(seq, behind), walked, walked_bytes
                 if steps == _WALK_ROWS:
-                    # Far to go: by halves of the run, in calls over many rows.
+                    # The row is far away: halve the run, with calls over many rows at once.
                     left = count - walked, weight - walked_bytes
                     end, passed, passed_bytes = end_of_walk(run, row, *left, weighs=weight > 0)
                     walked += passed
@@ -509,7 +509,7 @@ class Log:
         front = behind = self.sealed_count
         while behind < len(runs) and runs[behind].live_count == 0:
             behind += 1
-        # Those of the tail's dead front go whole.
+        # Dead runs at the front are removed whole below; other dead blocks drop their payload.
         for run in runs[max(start, behind) : end]:
             if run.live_count == 0 and isinstance(run, TailBlock) and run.block.body:
                 run.drop_payload()

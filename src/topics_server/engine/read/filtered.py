@@ -142,10 +142,10 @@ class Search:
         return min(SEARCHED_AT_ONCE, max(1, 2 * len(self.found)))
 
     def take(self, run: SealedRun, rows: Rows, read: RowsRead) -> bool:
-        """*Blocking.* Note the rows of a segment; whether the page needs no other segment.
+        """*Blocking.* Note the rows of a segment; return whether the page needs no other segment.
 
-        What is live is a guess, as the loop goes on meanwhile: a page that is wrong about it
-        searches again, and reads what is missing as ever.
+        Liveness is a guess, because the loop goes on meanwhile: a page with a wrong guess searches
+        again and reads the missing rows.
         """
         segment_id = run.segment_id
         left, bytes_left = self._left

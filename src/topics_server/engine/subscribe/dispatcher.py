@@ -490,7 +490,7 @@ class SubscriptionDispatcher:
             fetched, subscription.fetched = subscription.fetched, None
             if fetched[0] == position:
                 read = fetched[1]
-                # Nothing tells this reader of what was committed while the batch was read.
+                # This reader gets no notification of records committed while the batch was read.
                 is_behind = read.end_seq < min(topic.log.head_seq, upto_seq)
                 return read.before_more() if is_behind and not read.more else read
         batch = self._at(topic, position, upto_seq)

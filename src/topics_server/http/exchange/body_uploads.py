@@ -20,9 +20,9 @@ from topics_server.values.errors import TopicsError
 
 
 class BodyUploads:
-    """`refuse`: of the connection, called when the budget refuses what is received.
+    """`refuse`: of the connection, called when the budget refuses the received body.
 
-    `receive`: gives the connection what was read for it.
+    `receive`: passes the read bytes to the connection.
     """
 
     __slots__ = ("_counted", "_door", "_flow", "_key", "_receive", "_refuse", "takes_turns")

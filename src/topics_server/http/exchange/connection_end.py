@@ -31,7 +31,7 @@ class ConnectionEnd:
         self.refusal: bytes | None = None
 
     def send_refusal(self, now: float) -> None:
-        """Send what was refused with, and say that it was the last."""
+        """Send the refusal, and tell the client that no more follows."""
         refusal, self.refusal = self.refusal, None
         if refusal is not None and not self._transport.is_closing():
             self._transport.write(refusal)

@@ -73,7 +73,7 @@ class Deadlines:
         self.lingers_since = self.swallowed_at = self.lingers_until = 0.0
 
     def begin_body(self) -> None:
-        """The head of a request is there; none of its body."""
+        """The head of a request has arrived, and nothing of its body."""
         self._marked_bytes = 0
 
     def overdue(self, connection: Waited, now: float, limits: TimeoutSettings) -> str | None:

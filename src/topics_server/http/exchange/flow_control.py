@@ -64,7 +64,7 @@ class Flow:
         self._is_writable: asyncio.Event | None = None
         self.let_go: Callable[[], None] | None = None
         self.write_paused = False
-        # The application has not taken what came.
+        # The application has not taken the received bytes.
         self.read_paused = False
         # Nothing is read until the connection's turn among large uploads (`http/upload_turns`).
         self.waits_turn = False
@@ -72,7 +72,7 @@ class Flow:
         self.is_stalled = False
         # How many of its turns have ended, and shares were read.
         self.turns = 0
-        # Nothing is read until what was received is parsed.
+        # Nothing is read until the received bytes are parsed.
         self.is_behind = False
 
     async def drain(self) -> None:
@@ -83,7 +83,7 @@ class Flow:
             await self._is_writable.wait()
 
     def pause_reading(self) -> None:
-        """Read nothing until the application takes what came."""
+        """Stop reading until the application takes the received bytes."""
         if not self.read_paused:
             self.read_paused = True
             self._transport.pause_reading()
@@ -112,7 +112,7 @@ class Flow:
 
     @property
     def is_kept_waiting(self) -> bool:
-        """Whether it waits for its turn, and the client may have sent what was not read."""
+        """Whether the connection waits for its turn while unread bytes may be in the socket."""
         return self.waits_turn and not self.is_stalled
 
     def end_turn(self) -> None:

@@ -63,7 +63,7 @@ class JoinedWrites:
         self._loop.call_soon(self._flush)
 
     def write_joined(self, head: bytes, body: bytes) -> None:
-        """Send two pieces as one, behind what is held back."""
+        """Send two pieces as one, after a held head."""
         self.write_pieces(head, (body,), len(body))
 
     def write_pieces(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
@@ -84,12 +84,12 @@ class JoinedWrites:
             self._transport.write(held)
 
     def finish(self) -> None:
-        """Send what is held back, then say that no more is coming."""
+        """Send a held head, then end the sending side."""
         self._flush()
         self._transport.write_eof()
 
     def close(self) -> None:
-        """Send what is held back, then close."""
+        """Send a held head, then close."""
         self._flush()
         self._transport.close()
 

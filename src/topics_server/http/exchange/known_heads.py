@@ -66,7 +66,7 @@ class KnownHeads:
     def keep(self, data: bytes, length: int, call: DirectCall) -> None:
         """Keep the call of a request with a body of so many bytes.
 
-        `data` is what was received; it began with the request. If its lengths show that it holds
+        `data`: the received bytes, which begin with the request. If its lengths show that it holds
         nothing but this request, then its head ends where it seems to end.
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)

@@ -64,7 +64,7 @@ class PreparedMend:
 def check_files(
     fs: Fs, tiers: Tiers, topic_id: int, entry: SegmentEntry, flags: FlagsDigest | None
 ) -> None:
-    """*Blocking.* Check what no read of records checks: the columns, and the delete flags.
+    """*Blocking.* Check the parts that no read of records checks: columns and delete flags.
 
     `flags`: the digest of those that were synced last. Raises `StorageError` for damage.
     """
@@ -83,7 +83,7 @@ def prepare(
     copies: SegmentCopies,
     known: KnownFlags,
 ) -> PreparedMend:
-    """*Blocking.* Write what is damaged anew, beside. Raises `StorageError`."""
+    """*Blocking.* Write new copies of the damaged files beside them. Raises `StorageError`."""
     idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
     has_data = not _is_sound(fs, data_path, entry)
     mend = PreparedMend(topic_id, entry, idx_path, data_path, has_data, has_idx=False)
@@ -140,7 +140,7 @@ def discard(fs: Fs, mend: PreparedMend) -> None:
 
 
 def _right_flags(fs: Fs, mend: PreparedMend, known: KnownFlags) -> bytes | None:
-    """The flags that were synced last, from wherever they can be had; their digest tells."""
+    """The flags synced last, from any source; their digest proves that they are."""
     local = _flags_on_disk(fs, mend)
     older = ([] if local is None else [local]) + mend.older_flags
     for flags in _candidates(older, known):

@@ -42,7 +42,7 @@ class Quarantine:
     def keep(self, topic_id: int, path: str) -> str:
         """Copy a damaged file into quarantine, durably; returns the path of the copy.
 
-        What the disk does not read is zeros in the copy.
+        Bytes that the disk cannot read are zeros in the copy.
         """
         folder = self._folder(topic_id)
         make_durable_dirs(self._fs, folder, self._dir_mode)

@@ -129,7 +129,7 @@ def _note_deletes(
 def _look(
     found: SealedSurvey, report: FoundTopic, index: SealedColumns, part: TopicPart | None
 ) -> None:
-    """Compare what can be read of a segment with what the snapshot says of it."""
+    """Compare the readable records of a segment with the snapshot's facts about it."""
     count, first_seq = index.record_count, index.first_seq
     wanted = np.frombuffer(index.flags(), "u1") == 0
     if part is not None:

@@ -145,7 +145,7 @@ class ConditionCheck:
         # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
         self._clear_seq = self.condition.after
         self._clear_lsn = 0
-        # Nor any of the first so many records staged by the entry behind that.
+        # Nor any of the first records that the next staged entry holds, up to this number.
         self._clear_count = 0
 
     def _search_log(self, topic: Topic, wanted: Filter, rows_left: int) -> int:
