@@ -8,9 +8,9 @@ import asyncio
 class StrictLoop(asyncio.SelectorEventLoop):
     """A loop whose debug mode checks and keeps no stacks, which cost a third of a test's time.
 
-    The loop checks by its own flag: calls from another thread, callbacks that are none, sockets
-    that block. Handles, futures and tasks ask `get_debug` whether they keep the stack of their
-    maker, and the second method asks that of coroutines.
+    The loop's own flag turns on the checks: calls from another thread, callbacks that are not
+    callable, blocking sockets. Handles, futures and tasks ask `get_debug` whether to keep the stack
+    of their creation; `_set_coroutine_origin_tracking` is the same switch for coroutines.
     """
 
     def get_debug(self) -> bool:

@@ -5,7 +5,7 @@ A *store* is a directory that a node made on a disk in memory, with every reader
 results:
 
 - *exact*: readers see what they saw before;
-- *skipped*: so they do, but heads have jumped over seqs that may have been assigned, and say so;
+- *skipped*: as *exact*, but heads have jumped over seqs that may have been assigned, and say so;
 - *told*: missing records are in a tombstone with their seqs, and nothing else differs;
 - *refused*: the start is refused, and the message names the damaged path.
 

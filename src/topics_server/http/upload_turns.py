@@ -58,7 +58,7 @@ class UploadReader(Protocol):
         ...
 
     def read_share(self, count: int) -> bool | None:
-        """Take up to `count` bytes without reading on; whether anything had come.
+        """Take up to `count` bytes without reading on; return whether bytes had arrived.
 
         None: the client sends no more.
         """
@@ -74,7 +74,7 @@ class UploadTurns:
         self._lines: dict[object, dict[UploadReader, None]] = {}
         self._key_of: dict[UploadReader, object] = {}
         self._reading: dict[UploadReader, None] = {}
-        # The one whose share is being read.
+        # The connection whose share is being read.
         self._sharing: set[UploadReader] = set()
         # When the next connection of a greedy key may read, on the loop's clock.
         self._greedy_at = 0.0

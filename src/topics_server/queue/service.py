@@ -415,7 +415,7 @@ class QueueService:
         try:
             target = self._store.topic(config.dead_letter)
         except TopicsError:
-            return  # it will be made, with class disk
+            return  # the topic will be created, with class disk
         if target.is_ephemeral:
             log.warning(
                 "dead letters of %s go to %s, which is ephemeral: a restart loses them",

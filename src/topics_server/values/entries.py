@@ -239,7 +239,7 @@ class ConsumerDeleted(msgspec.Struct, frozen=True):
 
 
 class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stream was closed or used: these are its facts from now on.
+    """A stream was closed or used; the fields are its facts from now on.
 
     `producer`: the producer of the request, which brought no records; `first_seq` is the seq of the
     next record.

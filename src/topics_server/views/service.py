@@ -79,7 +79,7 @@ class ViewSettings(Protocol):
 
     @property
     def max_topics_per_prefix(self) -> int:
-        """Topics, and views, of each prefix of a key."""
+        """The limit of topics, and of views, for each prefix of a key."""
         ...
 
     @property

@@ -128,7 +128,7 @@ class FakeQueue:
             self.changed.notify_all()
 
     def wait_for(self, what: Any, within_s: float = 10.0) -> None:
-        """Until `what()` holds."""
+        """Wait until `what()` is true."""
         with self.changed:
             assert self.changed.wait_for(what, within_s), "it did not happen"
 

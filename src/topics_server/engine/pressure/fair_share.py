@@ -45,7 +45,7 @@ class FairShare:
         self._rows = 0
 
     def __len__(self) -> int:
-        """How many topics wait."""
+        """The number of waiting topics."""
         return len(self._topics)
 
     def join(self, name: str, now_ms: float) -> None:
