@@ -1,7 +1,8 @@
 """Publishes a file atomically: write beside, sync, rename, sync the directory.
 
 Used for segments, manifests and snapshots. Invariant: a name without the temp suffix always holds
-a complete, synced file. A failed sync is never tried again on the same bytes: the temp file is removed.
+a complete, synced file. A failed sync is never tried again on the same bytes: the temp file is
+removed.
 """
 
 from __future__ import annotations
