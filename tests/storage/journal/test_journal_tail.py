@@ -16,9 +16,11 @@ from topics_server.archive.continuous.shipper import _pieces
 from topics_server.archive.continuous.steps import STEP_FRAMES, Steps
 from topics_server.values.errors import Corrupt
 from topics_server.wal.format.frames import RawFrame, encode_entry
+from topics_server.wal.journal.wal_file import Sizes
 
 # Of one frame that is a view of its chunk, and of one that is longer than a chunk.
 LONG, LONGER = 70_000, 300_000
+WIDE = Sizes(file_bytes=262_144, fill_step_bytes=65_536, reserve_bytes=4_096)
 
 
 @pytest.fixture
@@ -151,5 +153,30 @@ def test_the_work_rests_behind_each_step(pauses: list[float]) -> None:
     assert len(frames) == count
     assert len(pauses) >= 5
     assert min(pauses) > 0
+    tail.close()
+    life.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_frames_are_put_in_order_in_steps(shards: int, pauses: list[float]) -> None:
+    """Of several shards as of one: there each frame is taken alone."""
+    disk = new_disk(1)
+    # All frames of a shard are in one file, and are read at once.
+    life = Life(disk, shards=shards, sizes=WIDE)
+    life.recover()
+    life.settle()
+    count = 8 * STEP_FRAMES
+    for seq in range(1, count + 1):
+        life.submit(append(seq % shards, seq), sync=True)
+        life.turn(3)
+    life.settle()
+    tail = JournalTail(disk, WAL, 1, Steps())
+    upto_lsn, synced = life.journal.synced_up_to(life.next_lsn - 1)
+    # From here on frames are only put in order.
+    tail.read(upto_lsn, synced, 1)
+    pauses.clear()
+    frames = tail.read(upto_lsn, synced, 10**6)
+    assert len(frames) == count - 1
+    assert len(pauses) >= 1
     tail.close()
     life.close()

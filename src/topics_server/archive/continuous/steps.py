@@ -21,10 +21,10 @@ class Steps:
     """Counts frames, and sleeps behind each step of them. *Blocking.*"""
 
     def __init__(self) -> None:
-        self._frames = 0
+        self._frames = 0.0
 
-    def did(self, frames: int) -> None:
-        """So many frames were worked on."""
+    def did(self, frames: float) -> None:
+        """So many frames were worked on, or as much was done as for so many."""
         self._frames += frames
         if self._frames >= STEP_FRAMES:
             self._frames = 0
