@@ -79,4 +79,4 @@ def is_lost(error: CallRefused | ServerUnreachable) -> bool:
 
 
 def nothing(_error: CallRefused | ServerUnreachable) -> None:
-    """Tell nothing."""
+    """Print nothing."""

@@ -141,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the requests that are being answered; forget those that never will be."""
+        """Notify the requests that are being answered; drop those that never will be."""
         self.connections.discard(self)
         if self._early is not None:
             self._early.take()

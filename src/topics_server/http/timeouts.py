@@ -63,7 +63,7 @@ class TimedConnection(Protocol):
 
     @property
     def idle_rank(self) -> tuple[bool, float] | None:
-        """Whether it was ever used, and since when it waits for a request; None if it does not."""
+        """Whether it was ever used; since when the connection waits for a request, None if not."""
         ...
 
     def overdue(self, now: float, limits: TimeoutSettings) -> str | None:

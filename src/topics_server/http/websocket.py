@@ -159,7 +159,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The socket takes bytes again."""
         self.writable.set()
 
     def _flush(self) -> None:

@@ -59,7 +59,7 @@ class RouterWork:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for something before its next page."""
+        """Whether the next page must wait: a read, a ticket or a timer of the router is pending."""
         return (
             self.is_held
             or self.is_over

@@ -105,7 +105,7 @@ class RouterPage(msgspec.Struct, frozen=True, array_like=True):
     reports the loss. `hops`: one byte a copy, the number of routers it passed; empty if every copy
     passed this router only. An append with a page and without a body takes `data`, `meta`, `tag`
     and `node` from the entries that appended the records to the source (ARCHITECTURE, Routers);
-    these flags and the stamp say how.
+    `preserve_node`, `preserve_tag` and `stamp` say which members change.
     """
 
     router_id: int

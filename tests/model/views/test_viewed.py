@@ -36,7 +36,7 @@ def test_what_an_ephemeral_topic_lost_by_a_clean_stop_is_not_held_behind_a_crash
 
 
 def test_without_the_rule_of_files_that_are_ahead_a_view_is_wrong() -> None:
-    """A file that holds what a power cut took from the log must be found: else the fold differs."""
+    """Recovery must find a file with records that a power cut took; else the fold differs."""
     with (
         mock.patch.object(judge, "is_ahead", return_value=False),
         mock.patch.object(view, "is_ahead", return_value=False),

@@ -345,7 +345,7 @@ class Connection:
         most = self._state.settings.max_watch_topics
         if len(followed) > most:
             raise invalid(f"at most {most} topics are followed at once", "topics")
-        # Again: topics may have come and gone. One that is new is read from its first record.
+        # Look again: topics may have come or gone. A new one is read from its first record.
         found = self._prefixes.choose(command.prefixes, followed)
         cursors: list[Cursor] = []
         subscribed: list[tuple[str, ws_frames.Subscribed]] = []

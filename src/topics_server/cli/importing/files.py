@@ -153,7 +153,7 @@ class FileSource:
         return records
 
     def _tell_gap(self, first: int, last: int, reason: str) -> None:
-        """Tell some gaps one by one; a file may say anything as a reason, also to a terminal."""
+        """Report some gaps one by one; a file may say anything as a reason, also to a terminal."""
         if self.tally.gaps <= SHOWN_MAX:
             shown = "".join(char if char.isprintable() else "?" for char in reason[:_REASON_MAX])
             self._tell(f"gap: records {first} to {last} were gone there ({shown})")

@@ -41,11 +41,11 @@ class Receipt:
         self._index = index
 
     def done(self) -> bool:
-        """Whether it is known."""
+        """Whether the result is known."""
         return self._delivery.done()
 
     def result(self, timeout_s: float | None = None) -> Delivered:
-        """Wait for it in a thread; `TimeoutError` after `timeout_s`, without any other effect."""
+        """Wait for the result in a thread; raise `TimeoutError` after `timeout_s`."""
         return self._delivered(self._delivery.result(timeout_s))
 
     def __await__(self) -> Generator[object, None, Delivered]:

@@ -61,7 +61,7 @@ class Ticket(msgspec.Struct, eq=False):
 
     @property
     def is_done(self) -> bool:
-        """Whether it was applied or has failed."""
+        """Whether the entry was applied or has failed."""
         return self.applied is not None or self.error is not None
 
     def resolve(self) -> None:

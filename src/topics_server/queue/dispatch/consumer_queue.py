@@ -257,7 +257,7 @@ class Poll:
         return 0 if self.outcome.done() else self.max_jobs
 
     def take(self, grant: ClaimGrant) -> None:
-        """It is served once."""
+        """A poll is served once."""
         self.outcome.set_result(grant)
 
     def fail(self, error: TopicsError) -> None:
@@ -275,7 +275,7 @@ class Poll:
         self.fail(error)
 
     def hold_back(self) -> None:
-        """It has no connection that could be held back."""
+        """A poll has no connection that could be held back."""
         raise AssertionError("a claim is no push stream")
 
     def drain(self) -> None:

@@ -78,7 +78,7 @@ class HeldJob(msgspec.Struct, gc=False):
 
     @property
     def is_unclaimed(self) -> bool:
-        """Whether it was never leased."""
+        """Whether the job was never leased."""
         return self.deliveries == 0
 
 
