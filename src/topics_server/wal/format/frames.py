@@ -133,6 +133,11 @@ class RawFrame(msgspec.Struct, frozen=True, gc=False):
     content: bytes | memoryview
 
 
+_FORMATS_OF: Final[dict[int, range]] = {
+    kind.value: _APPEND_FORMATS if kind is Kind.RECORDS_APPENDED else range(_FORMAT, _FORMAT + 1)
+    for kind in Kind
+}
+
 WholeEntry = (
     TopicPut
     | ProducerMoved
@@ -357,13 +362,17 @@ def raw_frames(buffer: bytes, offset: int, end: int, count: int, position: int) 
     for _ in range(count):
         if end - offset < FRAME_HEADER_BYTES:
             raise Corrupt(f"frames run past their group at {position}")
-        length, kind, _, extra_length, lsn, topic_id, first_seq, _, records = _FRAME.unpack_from(
+        length, kind, form, extra_length, lsn, topic_id, first_seq, _, records = _FRAME.unpack_from(
             buffer, offset
         )
         if not FRAME_HEADER_BYTES <= length <= end - offset:
             raise Corrupt(f"frame of {length} bytes in the group at {position}")
         start = offset
         offset += length
+        if form not in _FORMATS_OF.get(kind, ()):
+            raise Corrupt(f"frame of kind {kind}, format {form} at {position}: not known")
+        if FRAME_HEADER_BYTES + extra_length > length or (lsn == 0 and kind != Kind.OPENING):
+            raise Corrupt(f"frame of kind {kind} at {position}: impossible frame header")
         last_seq, creation = 0, None
         if kind == 4:  # Kind.RECORDS_APPENDED; see `encode_entry`
             last_seq = first_seq + records - 1
@@ -384,6 +393,8 @@ def raw_frames(buffer: bytes, offset: int, end: int, count: int, position: int) 
         else:
             content = memoryview(buffer)[start:offset]
         found.append(RawFrame(lsn, topic_id, last_seq, creation, content))
+    if end - offset >= 8:  # the padding of a group is shorter
+        raise Corrupt(f"{end - offset} bytes behind the frames of the group at {position}")
     return found
 
 

@@ -352,6 +352,32 @@ def test_a_raw_frame_whose_topic_cannot_be_read_is_told(name: str) -> None:
         raw_frames(bytes(data), 0, len(data), 1, 64)
 
 
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [(4, b"\0"), (4, b"\xff"), (5, b"\0"), (5, b"\x07"), (6, b"\xff\xff"), (8, bytes(8))],
+    ids=["kind 0", "kind 255", "format 0", "format 7", "extra beyond the frame", "lsn 0"],
+)
+def test_a_raw_frame_with_an_impossible_header_is_told(offset: int, value: bytes) -> None:
+    """As by `decode_frames`: the archive must not get what no restore can read."""
+    for name in ("topic_dropped", "records_appended"):
+        data = (VECTORS / f"{name}.frame").read_bytes()
+        wrong = data[:offset] + value + data[offset + len(value) :]
+        for read in (decode_frames, raw_frames):
+            with pytest.raises(Corrupt):
+                read(wrong, 0, len(wrong), 1, 64)
+
+
+def test_bytes_behind_raw_frames_are_told() -> None:
+    data = (VECTORS / "records_appended.frame").read_bytes()
+    for more in (7, 8):
+        longer = data + bytes(more)
+        if more == 7:
+            assert len(raw_frames(longer, 0, len(longer), 1, 64)) == 1
+        else:
+            with pytest.raises(Corrupt, match="8 bytes behind the frames"):
+                raw_frames(longer, 0, len(longer), 1, 64)
+
+
 def test_every_kind_has_a_golden_frame() -> None:
     kinds = {(VECTORS / f"{name}.frame").read_bytes()[4] for name in [*GOLDEN, "opening"]}
     assert kinds == set(Kind)
