@@ -402,7 +402,7 @@ def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
     bench.wait(2)
 
     async def append(count: int) -> bool:
-        """Whether it was written while a filling job ran."""
+        """Append; return whether the entry was written while a filling job ran."""
         body = bench.body(count)
         before = shard.tail.end
         shard._job = MakeRoom()

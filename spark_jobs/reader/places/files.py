@@ -47,7 +47,7 @@ class OpenFile(Protocol):
         ...
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         ...
 
 

@@ -79,7 +79,7 @@ class Drilled(msgspec.Struct, kw_only=True):
 
 
 class BackupDrilled(Drilled, kw_only=True):
-    """Of a backup."""
+    """The result of a drill of a backup."""
 
     backup: int
 
@@ -90,7 +90,7 @@ class BackupDrilled(Drilled, kw_only=True):
 
 
 class MomentDrilled(Drilled, kw_only=True):
-    """Of a moment of an archive. `base`: the part that names the base; `lsn`: the newest entry."""
+    """The drill of a moment of an archive. `base`: the part that names it; `lsn`: the newest entry."""
 
     base: int
     lsn: int

@@ -45,7 +45,7 @@ class MendingPort(Protocol[FilesT]):
         ...
 
     async def finish(self, files: FilesT, known: KnownFlags) -> tuple[SealedIndex, bytes]:
-        """Put them in place; the new columns and the delete flags. Raises `StorageError`."""
+        """Put the copies in place; return the new columns and flags. Raises `StorageError`."""
         ...
 
     async def discard(self, files: FilesT) -> None:

@@ -414,7 +414,7 @@ class Sealer:
         return True
 
     def _put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
-        """*Blocking.* Where it cannot fit, not even pack it."""
+        """*Blocking.* Pack and write the segment, unless the disk has no room for it."""
         self._check_room(sum(len(block.body) for block in plan.blocks))
         return self._segments.put(plan, facts)
 
