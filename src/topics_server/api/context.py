@@ -349,7 +349,7 @@ class StorePort(Protocol):
         ...
 
     def read_start(self, name: str, consumer: str) -> int:
-        """The seq behind which a consumer reads; counts as its call."""
+        """The seq behind which a consumer reads; counts as a use of the consumer."""
         ...
 
     def list_consumers(

@@ -577,7 +577,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.response_complete = True
 
     def _swallow(self, count: int) -> None:
-        """Drop bytes without a use, up to a bound."""
+        """Drop received bytes unread, up to a bound."""
         if self._ending().swallow(count, self.loop.time(), is_idle=self._is_idle):
             self.is_over = True
 

@@ -41,7 +41,7 @@ def server(own: MakeServer, cold: Path) -> Server:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """By path; `LOCK` and end marks aside, which a look may touch."""
+    """All files by path, without `LOCK` and end marks, which a look may change."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

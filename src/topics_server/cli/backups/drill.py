@@ -90,7 +90,7 @@ class BackupDrilled(Drilled, kw_only=True):
 
 
 class MomentDrilled(Drilled, kw_only=True):
-    """The drill of a moment of an archive. `base`: the part that names it; `lsn`: the newest entry."""
+    """The drill of a moment of an archive. `base`: the part that names it; `lsn`: the newest."""
 
     base: int
     lsn: int
