@@ -90,7 +90,10 @@ class BackupDrilled(Drilled, kw_only=True):
 
 
 class MomentDrilled(Drilled, kw_only=True):
-    """The drill of a moment of an archive. `base`: the part that names it; `lsn`: the newest."""
+    """The drill of a moment of an archive.
+
+    `base`: the part that names the base; `lsn`: of the newest entry.
+    """
 
     base: int
     lsn: int
