@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 from topics_server.values.errors import StorageError
 from topics_server.values.limits import MIB
 from topics_server.wal import layout
-from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
+from topics_server.wal.atomic_write import remove_quietly, write_temp
 from topics_server.wal.fs import Buffer, Fs, Lock
 
 _LOCK: Final = "LOCK"
@@ -38,6 +38,14 @@ class ObjectStore(Protocol):
 
     def size(self, name: str) -> int | None:
         """Length of an object; None if it does not exist."""
+        ...
+
+    def settle(self, name: str) -> None:
+        """Make an object durable that is there without a put of this process.
+
+        The process that put it may have died between the name and the sync of its folder. Whatever
+        is written elsewhere about the object must wait for this call.
+        """
         ...
 
     def names(self, folder: str) -> list[str]:
@@ -70,6 +78,8 @@ class FolderStore:
         self._identity: Final = identity
         self._lock = lock
         self._made: set[str] = set()
+        # Paths of folders whose objects are all durable but those that are being put.
+        self._settled: set[str] = set()
 
     @classmethod
     def open(cls, fs: Fs, root: str, *, write: bool) -> Self:
@@ -94,6 +104,7 @@ class FolderStore:
         self._check_folder()
         path = self.path_of(name)
         if self._fs.exists(path):
+            self.settle(name)
             return False
         self._make_folders(name)
         write_temp(self._fs, path, pieces)
@@ -102,9 +113,28 @@ class FolderStore:
         except StorageError:
             remove_quietly(self._fs, layout.temp(path))
             raise
-        rename_temp(self._fs, path)
-        self._fs.sync_dir(layout.parent(path))
+        self._publish(layout.temp(path), path)
         return True
+
+    def _publish(self, beside: str, path: str) -> None:
+        """Give a whole file its name, durably."""
+        folder = layout.parent(path)
+        try:
+            self._fs.rename(beside, path)
+            self._fs.sync_dir(folder)
+        except BaseException:
+            # The name may be there, and not be durable.
+            self._settled.discard(folder)
+            raise
+        self._settled.add(folder)
+
+    def settle(self, name: str) -> None:
+        """See `ObjectStore`. Its content was synced before it got its name."""
+        folder = layout.parent(self.path_of(name))
+        if folder not in self._settled:
+            self._make_folders(name)
+            self._fs.sync_dir(folder)
+            self._settled.add(folder)
 
     def read(self, name: str) -> Iterator[bytes]:
         """See `ObjectStore`."""
@@ -154,6 +184,7 @@ class FolderStore:
         self._fs.remove_dir(path)
         self._fs.sync_dir(layout.parent(path))
         self._made.discard(folder)
+        self._settled.discard(path)
 
     def close(self) -> None:
         """See `ObjectStore`."""

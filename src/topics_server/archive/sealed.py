@@ -125,7 +125,7 @@ class SealedCopier:
         try:
             if file.size() == entry.data_bytes:
                 flags = file.pread(entry.record_count, end)
-                stored = self._store.size(name)
+                stored = self._stored_size(name)
                 if stored == end:
                     return name, flags
                 if self._hash_of(file, end) == entry.data_checksum:
@@ -143,7 +143,7 @@ class SealedCopier:
         path = self._tiers.idx_path(entry.tier, topic_id, entry.segment_id)
         file = self._fs.open(path)
         try:
-            stored = self._store.size(name)
+            stored = self._stored_size(name)
             if stored == entry.idx_bytes:
                 return name
             content = file.pread(file.size(), 0)
@@ -156,6 +156,13 @@ class SealedCopier:
             return name
         finally:
             file.close()
+
+    def _stored_size(self, name: str) -> int | None:
+        """Length of an object that is stored, and durable from now on; None if it is not there."""
+        size = self._store.size(name)
+        if size is not None:
+            self._store.settle(name)
+        return size
 
     def _put_damaged(self, topic_id: int, segment_id: int, suffix: str, file: File) -> str:
         """Keep a damaged file as it is, under a name of its own."""

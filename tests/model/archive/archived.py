@@ -185,6 +185,9 @@ class Faulty:
         found: int | None = self._call(lambda: self._inner.size(name))
         return found
 
+    def settle(self, name: str) -> None:
+        self._call(lambda: self._inner.settle(name))
+
     def names(self, folder: str) -> list[str]:
         found: list[str] = self._call(lambda: self._inner.names(folder))
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Final
 
 import pytest
 
@@ -17,12 +18,16 @@ from topics_server.archive.retention import parse_rules
 from topics_server.values.errors import StartRefused
 from topics_server.wal.fs import Lock
 
+# A killed archiver had put an object whose name was not durable yet, the next one relied on it, and
+# then the power went.
+FOUND: Final = (3649, 9362, 9992)
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`--archive-crash-seeds`: how many crashes."""
     if "crash_seed" in metafunc.fixturenames:
         count = metafunc.config.getoption("--archive-crash-seeds")
-        metafunc.parametrize("crash_seed", range(count))
+        metafunc.parametrize("crash_seed", sorted({*range(count), *FOUND}))
 
 
 def test_a_crash_at_any_call_leaves_one_history_without_a_gap(crash_seed: int) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.storage.fake_disk import FakeDisk
+from tests.storage.fake_disk import FakeDisk, SimulatedCrash
 from topics_server.archive.backup import BackupWriter
+from topics_server.archive.continuous.places.shared_folder import SharedFolder
 from topics_server.archive.folder_owner import own_folder, refuse_same_place
 from topics_server.archive.object_store import FolderStore, read_whole
 from topics_server.values.errors import Corrupt, NotThere, StartRefused, StorageError
@@ -228,3 +229,43 @@ def test_a_backup_folder_that_is_the_data_directory_under_another_path_is_refuse
     monkeypatch.setattr(disk, "identity", identity)
     with pytest.raises(StartRefused, match="one lies inside the other"):
         refuse_same_place(disk, "mount/backups", "data", None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", [FolderStore, SharedFolder])
+def test_an_object_of_a_killed_process_is_durable_once_the_next_one_relies_on_it(
+    kind: type[FolderStore], seed: int
+) -> None:
+    """It was killed between the name and the sync of the folder; later the power goes."""
+    disk = FakeDisk(seed)
+    disk.make_dir("store")
+    disk.sync_dir(".")
+    killed = kind.open(disk, "store", write=True)
+    assert killed.put_if_absent("a/first", [b"1"])
+    disk.fail("sync_dir", "crash", path="store/a")
+    with pytest.raises(SimulatedCrash):
+        killed.put_if_absent("a/next", [b"2"])
+    disk.crash("kill")
+    disk = disk.reopen()
+    later = kind.open(disk, "store", write=True)
+    assert later.size("a/next") == 1
+    if seed % 2:
+        later.settle("a/next")
+    else:
+        assert not later.put_if_absent("a/next", [b"2"])
+    disk.crash("power")
+    disk = disk.reopen()
+    assert read_whole(kind.open(disk, "store", write=True), "a/next") == b"2"
+
+
+@pytest.mark.parametrize("kind", [FolderStore, SharedFolder])
+def test_a_put_whose_sync_failed_is_not_taken_for_durable(kind: type[FolderStore]) -> None:
+    disk = FakeDisk(1)
+    disk.make_dir("store")
+    store = kind.open(disk, "store", write=True)
+    assert store.put_if_absent("a/first", [b"1"])
+    disk.fail("sync_dir", "eio", path="store/a", times=2)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            store.put_if_absent("a/next", [b"2"])
+    assert not store.put_if_absent("a/next", [b"2"])

@@ -182,6 +182,8 @@ class ArchiveShipper:
         if newest == position.number and digest == position.digest:
             return
         if newest == position.number + 1 and digest in position.intents:
+            # A process that was killed put it, maybe without the sync.
+            self.store.settle(part_name(newest))
             self._advance(history.facts(newest), digest)
             return
         raise ArchiveTaken(

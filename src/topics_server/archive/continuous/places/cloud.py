@@ -91,6 +91,9 @@ class CloudStore:
         except NotThere:
             return None
 
+    def settle(self, name: str) -> None:
+        """See `ObjectStore`: an object that an object store shows is durable."""
+
     def names(self, folder: str) -> list[str]:
         """See `ObjectStore`."""
         found = self._call(

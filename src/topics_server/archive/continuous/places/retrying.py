@@ -60,6 +60,10 @@ class RetryingStore:
         """See `ObjectStore`."""
         return self._try(lambda: self._inner.size(name))
 
+    def settle(self, name: str) -> None:
+        """See `ObjectStore`."""
+        self._try(lambda: self._inner.settle(name))
+
     def names(self, folder: str) -> list[str]:
         """See `ObjectStore`."""
         return self._try(lambda: self._inner.names(folder))
