@@ -40,7 +40,7 @@ class ObjectStore(Protocol):
         """Length of an object; None if it does not exist."""
         ...
 
-    def settle(self, name: str) -> None:
+    def make_durable(self, name: str) -> None:
         """Make an object durable that is there without a put of this process.
 
         The process that put it may have died between the name and the sync of its folder. Whatever
@@ -79,7 +79,7 @@ class FolderStore:
         self._lock = lock
         self._made: set[str] = set()
         # Paths of folders whose objects are all durable but those that are being put.
-        self._settled: set[str] = set()
+        self._durable_folders: set[str] = set()
 
     @classmethod
     def open(cls, fs: Fs, root: str, *, write: bool) -> Self:
@@ -104,7 +104,7 @@ class FolderStore:
         self._check_folder()
         path = self.path_of(name)
         if self._fs.exists(path):
-            self.settle(name)
+            self.make_durable(name)
             return False
         self._make_folders(name)
         write_temp(self._fs, path, pieces)
@@ -124,17 +124,17 @@ class FolderStore:
             self._fs.sync_dir(folder)
         except BaseException:
             # The name may be there, and not be durable.
-            self._settled.discard(folder)
+            self._durable_folders.discard(folder)
             raise
-        self._settled.add(folder)
+        self._durable_folders.add(folder)
 
-    def settle(self, name: str) -> None:
+    def make_durable(self, name: str) -> None:
         """See `ObjectStore`. Its content was synced before it got its name."""
         folder = layout.parent(self.path_of(name))
-        if folder not in self._settled:
+        if folder not in self._durable_folders:
             self._make_folders(name)
             self._fs.sync_dir(folder)
-            self._settled.add(folder)
+            self._durable_folders.add(folder)
 
     def read(self, name: str) -> Iterator[bytes]:
         """See `ObjectStore`."""
@@ -184,7 +184,7 @@ class FolderStore:
         self._fs.remove_dir(path)
         self._fs.sync_dir(layout.parent(path))
         self._made.discard(folder)
-        self._settled.discard(path)
+        self._durable_folders.discard(path)
 
     def close(self) -> None:
         """See `ObjectStore`."""

@@ -161,7 +161,7 @@ class SealedCopier:
         """Length of an object that is stored, and durable from now on; None if it is not there."""
         size = self._store.size(name)
         if size is not None:
-            self._store.settle(name)
+            self._store.make_durable(name)
         return size
 
     def _put_damaged(self, topic_id: int, segment_id: int, suffix: str, file: File) -> str:

@@ -185,8 +185,8 @@ class Faulty:
         found: int | None = self._call(lambda: self._inner.size(name))
         return found
 
-    def settle(self, name: str) -> None:
-        self._call(lambda: self._inner.settle(name))
+    def make_durable(self, name: str) -> None:
+        self._call(lambda: self._inner.make_durable(name))
 
     def names(self, folder: str) -> list[str]:
         found: list[str] = self._call(lambda: self._inner.names(folder))

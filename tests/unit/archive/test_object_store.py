@@ -250,7 +250,7 @@ def test_an_object_of_a_killed_process_is_durable_once_the_next_one_relies_on_it
     later = kind.open(disk, "store", write=True)
     assert later.size("a/next") == 1
     if seed % 2:
-        later.settle("a/next")
+        later.make_durable("a/next")
     else:
         assert not later.put_if_absent("a/next", [b"2"])
     disk.crash("power")

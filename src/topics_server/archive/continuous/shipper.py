@@ -183,7 +183,7 @@ class ArchiveShipper:
             return
         if newest == position.number + 1 and digest in position.intents:
             # A process that was killed put it, maybe without the sync.
-            self.store.settle(part_name(newest))
+            self.store.make_durable(part_name(newest))
             self._advance(history.facts(newest), digest)
             return
         raise ArchiveTaken(

@@ -81,7 +81,8 @@ class JoinedWrites:
         held = self._held
         if held is not None:
             self._held = None
-            self._transport.write(held)
+            if not self._transport.is_closing():
+                self._transport.write(held)
 
     def finish(self) -> None:
         """Send a held head, then end the sending side."""

@@ -293,3 +293,16 @@ async def test_pipelined_answers_of_a_busy_server_keep_their_order() -> None:
     ]
     for protocol in protocols:
         protocol.connection_lost(None)
+
+
+async def test_an_answer_that_waits_is_dropped_with_its_connection() -> None:
+    """A closed transport raises for a write, and the loop would log a defect."""
+    wire = Wire()
+    writes = JoinedWrites(wire, asyncio.get_running_loop())
+    writes.write_soon(b"HTTP/1.1 1", b"a")
+    wire.closing = True
+    await turns()
+    assert wire.pieces == []
+    writes.write_soon(b"HTTP/1.1 2", b"b")
+    writes.close()
+    assert wire.pieces == []

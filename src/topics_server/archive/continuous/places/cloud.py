@@ -91,7 +91,7 @@ class CloudStore:
         except NotThere:
             return None
 
-    def settle(self, name: str) -> None:
+    def make_durable(self, name: str) -> None:
         """See `ObjectStore`: an object that an object store shows is durable."""
 
     def names(self, folder: str) -> list[str]:

@@ -60,9 +60,9 @@ class RetryingStore:
         """See `ObjectStore`."""
         return self._try(lambda: self._inner.size(name))
 
-    def settle(self, name: str) -> None:
+    def make_durable(self, name: str) -> None:
         """See `ObjectStore`."""
-        self._try(lambda: self._inner.settle(name))
+        self._try(lambda: self._inner.make_durable(name))
 
     def names(self, folder: str) -> list[str]:
         """See `ObjectStore`."""

@@ -64,13 +64,13 @@ class SharedFolder(FolderStore):
         self._check_folder()
         path = self.path_of(name)
         if self._fs.exists(path):
-            self.settle(name)
+            self.make_durable(name)
             return False
         with self._turn:
             if not self._fs.exists(layout.parent(path)):
                 # A prune removed it as empty since it was made.
                 self._made.clear()
-                self._settled.clear()
+                self._durable_folders.clear()
             self._make_folders(name)
         beside = f"{path}.{self._token}{next(self._numbers)}"
         write_temp(self._fs, beside, self._paced(pieces))
@@ -82,7 +82,7 @@ class SharedFolder(FolderStore):
             raise
         if not is_put:
             remove_quietly(self._fs, layout.temp(beside))
-            self.settle(name)
+            self.make_durable(name)
         return is_put
 
     def _rename(self, beside: str, path: str) -> bool:
