@@ -74,7 +74,7 @@ def needs(shell: str) -> None:
 
 
 def environment(topics: Topics, folder: Path) -> dict[str, str]:
-    """With the folder's `topics` first, and a home folder that has nothing in it."""
+    """The variables of a shell: `topics` of the folder comes first, the home folder is empty."""
     env = topics.environment()
     home = folder / "home"
     home.mkdir(exist_ok=True)

@@ -28,7 +28,8 @@ async def begin_seqs(
     Raises `consumer_not_found`.
     """
     seqs: dict[str, int] = {}
-    # Consumers first, in this turn: they are those of the topics of `views`.
+    # Consumers are read first, before this turn ends: a topic that is dropped and made again has
+    # other consumers.
     for name, view in views.items():
         start = starts[name]
         seqs[name] = view.head_seq if start.tail else start.from_seq
