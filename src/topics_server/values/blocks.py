@@ -137,7 +137,7 @@ def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
     kinds = bytes(count)
     ends: array[int]
     if metas is None:
-        body = b"".join(datas)
+        body = b"".join(datas) if len(datas[0]) <= _STEP_BYTES else _joined(datas)
         ends = array("I", bytes(8 * count))
         if count == 1:
             ends[0] = ends[1] = len(body)
@@ -145,12 +145,23 @@ def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
             ends[::2] = ends[1::2] = array("I", accumulate(map(len, datas)))
     else:
         pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
-        body = b"".join(pieces)
+        body = _joined(pieces)
         ends = array("I", accumulate(map(len, pieces)))
         if any(meta[:1] in MARKS for meta in metas):
             kinds = bytes(map(_kind_of, metas))
     assert ends[-1] == len(body)
     return Payloads(ends, body, kinds)
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    """The pieces as one. Joining bytes releases the interpreter's lock, joining views holds it."""
+    first = pieces[0]
+    if isinstance(first, bytes) or len(first) <= _STEP_BYTES:
+        return b"".join(pieces)
+    made = BytesIO()
+    for piece in pieces:
+        _write_in_steps(made, piece, 0, len(piece))
+    return made.getvalue()
 
 
 def _kind_of(meta: bytes) -> int:
@@ -242,11 +253,15 @@ def copy_in_steps(buffer: bytes | memoryview, start: int, end: int) -> bytes:
     """
     if end - start <= _STEP_BYTES:
         return bytes(buffer[start:end])
-    view = memoryview(buffer)
     made = BytesIO()
+    _write_in_steps(made, buffer, start, end)
+    return made.getvalue()
+
+
+def _write_in_steps(made: BytesIO, buffer: bytes | memoryview, start: int, end: int) -> None:
+    view = memoryview(buffer)
     for at in range(start, end, _STEP_BYTES):
         made.write(view[at : min(end, at + _STEP_BYTES)])
-    return made.getvalue()
 
 
 _Names = list[str | None]

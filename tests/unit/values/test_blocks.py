@@ -15,6 +15,7 @@ from topics_server.values.blocks import (
     decode_block,
     encode_block,
     make_block,
+    payloads_of,
     record_bytes,
 )
 from topics_server.values.limits import MIB, RECORD_FRAMING_BYTES
@@ -145,3 +146,16 @@ def test_a_long_block_that_is_cut_is_refused() -> None:
     encoded = encode_block(block_of([(b"x" * 2 * MIB, b"", None, None)]))
     with pytest.raises(ValueError, match="not an encoded block"):
         decode_block(encoded[:-1])
+
+
+@pytest.mark.parametrize("size", [MIB, MIB + 1, 3 * MIB + 7])
+@pytest.mark.parametrize("metas", [None, [b" {}"]])
+def test_a_long_view_becomes_payloads_that_are_bytes(size: int, metas: list[bytes] | None) -> None:
+    data = bytearray(bytes(range(251)) * (size // 251 + 1))[:size]
+    expected = bytes(data)
+    payloads = payloads_of([memoryview(data)], metas)  # type: ignore[list-item]
+    data[:] = bytes(size)
+    meta = b"".join(metas or ())
+    assert type(payloads.body) is bytes
+    assert payloads.body == expected + meta
+    assert list(payloads.ends) == [size, size + len(meta)]
