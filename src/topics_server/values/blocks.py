@@ -153,7 +153,7 @@ def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
     return Payloads(ends, body, kinds)
 
 
-def _joined(pieces: list[bytes]) -> bytes:
+def _joined(pieces: Sequence[bytes | memoryview]) -> bytes:
     """The pieces as one. Joining bytes releases the interpreter's lock, joining views holds it."""
     first = pieces[0]
     if isinstance(first, bytes) or len(first) <= _STEP_BYTES:
