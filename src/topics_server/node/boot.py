@@ -252,6 +252,7 @@ class Writers:
         for router in ground.router_table:
             self.pages.add_source(router.source_id)
         self.commits.change_observers.append(ground.lease_table.observe)
+        self.commits.delete_observers.append(ground.lease_table.observe)
         self.commits.job_observers.append(ground.lease_table.observe)
         self.commits.change_observers += [ground.router_table.observe, self.pages.observe]
         self.transfers = Transfers(registry, self.commits, clock)

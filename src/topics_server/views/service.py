@@ -149,6 +149,7 @@ class Views:
         self._table.on_put = self._put_row
         self._table.on_gone = self._gone_row
         self._commits.change_observers.append(self.observe)
+        self._commits.delete_observers.append(self.observe)
         self._spawn(self._tidy())
         for row in self._table:
             self._put_row(row)

@@ -112,6 +112,7 @@ class Sealer:
         # Called when the disk refused an operation that frees space.
         self.on_refused: list[Callable[[], None]] = []
         commits.change_observers.append(self.observe)
+        commits.delete_observers.append(self.observe_delete)
         commits.tail_observers.append(self.observe)
         commits.watched_tail_records = rules.max_records
 
@@ -160,6 +161,11 @@ class Sealer:
                 self._expiring[topic_id] = None
             elif topic_id in self._expiring:
                 self._note_expiring(topic)
+
+    def observe_delete(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        """Note an applied delete: it changes segments, and makes no tail longer."""
+        if applied.flips or applied.dead_segments:
+            self._enqueue(entry.topic_id)
 
     def adopt(self, topic: Topic) -> None:
         """Note a topic that recovery restored; most have no work to do."""

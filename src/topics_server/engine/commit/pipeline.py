@@ -23,7 +23,7 @@ from topics_server.engine.commit.projections import NO_PROJECTIONS, ProjectionOw
 from topics_server.engine.ports import JournalPort
 from topics_server.engine.topic.applied import NOTIFY, Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.values.entries import RESERVED_ID_MIN, Entry, RecordsAppended
+from topics_server.values.entries import RESERVED_ID_MIN, Entry, RecordsAppended, RecordsDeleted
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate, TopicType
 from topics_server.values.storage_types import ShardProgress
@@ -105,8 +105,11 @@ class CommitPipeline:
         # Called with every applied entry; observers must not raise. Most of them need few entries,
         # and every append would pay for each of them: they are in the lists below.
         self.observers: list[Observer] = []
-        # Called with every entry but plain appends: those neither create a topic nor move records.
+        # Called with every entry but deletes and plain appends. These neither create a topic nor
+        # move records, and are the most frequent entries: every ack is a delete.
         self.change_observers: list[Observer] = []
+        # Called with deletes.
+        self.delete_observers: list[Observer] = []
         # Called with plain appends to queues.
         self.job_observers: list[Observer] = []
         # Called with plain appends that evicted records, and with those that leave a tail of
@@ -261,7 +264,11 @@ class CommitPipeline:
                 ticket.applied = applied
                 for observer in self.observers:
                     observer(lsn, entry, applied)
-                if type(entry) is RecordsAppended and entry.creation is None is entry.source:
+                kind = type(entry)
+                if kind is RecordsDeleted:
+                    for observer in self.delete_observers:
+                        observer(lsn, entry, applied)
+                elif kind is RecordsAppended and entry.creation is None is entry.source:
                     topic = registry.get(topic_id)
                     if topic is not None:
                         if topic.config.type is _QUEUE:

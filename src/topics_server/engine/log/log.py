@@ -138,6 +138,12 @@ class Log:
     def next_live(self, seq: int) -> int:
         """The first live seq at or above `seq`; `head_seq + 1` if there is none."""
         if self.live_count:
+            # Most callers ask about the front.
+            front = self.runs[0]
+            first = front.first_seq
+            row = front.dead.find(0, seq - first if seq > first else 0) if front.live_count else -1
+            if row >= 0:
+                return first + row
             for index in range(self.run_at(seq), len(self.runs)):
                 run = self.runs[index]
                 if run.live_count:
@@ -424,30 +430,29 @@ class Log:
         """`delete` of a few ascending, distinct seqs: a tail's rows are not made arrays."""
         before = self.live_count
         flips: dict[int, array[int]] = {}
-        runs = self.runs
+        runs, count = self.runs, len(seqs)
         start = end = self.run_at(seqs[0])
         position = 0
-        while position < len(seqs) and end < len(runs):
+        while position < count and end < len(runs):
             run = runs[end]
             end += 1
             first, dead = run.first_seq, run.dead
+            is_sealed = isinstance(run, SealedRun)
             above = first + len(dead)
             rows: list[int] = []
-            while position < len(seqs) and seqs[position] < above:
-                if seqs[position] >= first:
-                    rows.append(seqs[position] - first)
+            while position < count and (seq := seqs[position]) < above:
+                if seq >= first and (is_sealed or not dead[seq - first]):
+                    rows.append(seq - first)
                 position += 1
             if not rows:
                 continue
-            if isinstance(run, SealedRun):
+            if is_sealed:
                 self._delete_rows(run, np.asarray(rows, np.int64), flips)
                 continue
-            rows = [row for row in rows if not dead[row]]
-            if rows:
-                killed, weight = run.kill_few(rows)
-                self.live_count -= killed
-                self.live_bytes -= weight
-                self.tail_bytes -= weight
+            killed, weight = run.kill_few(rows)
+            self.live_count -= killed
+            self.live_bytes -= weight
+            self.tail_bytes -= weight
         self._trim_dead(start, end)
         return before - self.live_count, flips
 
@@ -510,7 +515,7 @@ class Log:
         while behind < len(runs) and runs[behind].live_count == 0:
             behind += 1
         # Dead runs at the front are removed whole below; other dead blocks drop their payload.
-        for run in runs[max(start, behind) : end]:
+        for run in runs[start if start > behind else behind : end]:
             if run.live_count == 0 and isinstance(run, TailBlock) and run.block.body:
                 run.drop_payload()
         if behind > front:

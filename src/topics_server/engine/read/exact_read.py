@@ -41,15 +41,16 @@ def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
     log = topic.log
     runs = log.runs
     found: list[int] = []
-    first, last, dead = 0, -1, bytearray()
+    first = end = 0
+    dead = bytearray()
     for seq in seqs:
-        if seq > last:
+        if seq >= end:
             index = log.run_at(seq)
             if index == len(runs):
                 break
             run = runs[index]
             first, dead = run.first_seq, run.dead
-            last = first + len(dead) - 1
+            end = first + len(dead)
         if seq >= first and not dead[seq - first]:
             found.append(seq)
     return topic.staging.without_dying(found)

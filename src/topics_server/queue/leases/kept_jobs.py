@@ -140,9 +140,12 @@ class KeptJobs:
 
     def forget_below(self, seq: int) -> None:
         """Every record below the floor is gone."""
-        if seq > self._floor_seq:
-            self.forget(self._floor_seq, seq - 1)
+        first = self._floor_seq
+        if seq > first:
             self._floor_seq = seq
+            # Most often one job was acked: its delete has taken it out.
+            if seq > first + 1 or first in self.jobs or first in self.unclaimed.delayed_until:
+                self.forget(first, seq - 1)
 
     def _remove(self, seq: int) -> None:
         job = self.jobs[seq]

@@ -16,6 +16,7 @@ from topics_server.engine.commit.pipeline import (
     Observer,
     Ticket,
 )
+from topics_server.engine.read.exact_read import decide_delete_seqs
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
@@ -26,6 +27,7 @@ from topics_server.values.entries import (
     SESSIONS_ID,
     Entry,
     RecordsAppended,
+    RecordsDeleted,
     SessionOpened,
     SessionOptions,
     Source,
@@ -247,12 +249,17 @@ def test_observers_hear_of_every_applied_entry_in_order(desk: Desk) -> None:
     assert heard == [(ticket.lsn, ticket.entry) for ticket in tickets]
 
 
-def test_observers_of_changes_hear_of_all_but_plain_appends(desk: Desk) -> None:
+def test_observers_of_changes_hear_of_all_but_deletes_and_plain_appends(desk: Desk) -> None:
     heard: list[type[Entry]] = []
+    deleted: list[type[Entry]] = []
     desk.commits.change_observers.append(lambda lsn, entry, applied: heard.append(type(entry)))
+    desk.commits.delete_observers.append(lambda lsn, entry, applied: deleted.append(type(entry)))
     topic = desk.topics[0]
     desk.append(topic, Gate.NONE, 1)
-    assert heard == []
+    assert heard == deleted == []
+    delete = decide_delete_seqs(topic, [topic.log.head_seq], 1)
+    desk.commits.submit(delete, Gate.NONE, topic)
+    assert (heard, deleted) == ([], [RecordsDeleted])
     moved = msgspec.structs.replace(desk.decide(topic, 2), source=Source(topic.topic_id, [1]))
     desk.commits.submit(moved, Gate.NONE, topic)
     desk.commits.submit(TopicDropped(topic.topic_id, topic.name, 1), Gate.NONE, topic)
