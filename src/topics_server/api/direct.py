@@ -26,7 +26,7 @@ from topics_server.api.websocket import frames as ws_frames
 from topics_server.auth.api_keys import EVERYBODY, Recalled, bearer_token
 from topics_server.auth.authorize import authorized_socket
 from topics_server.auth.concurrency_limit import check_inflight
-from topics_server.http.content_encoding import accepts_gzip, deflate
+from topics_server.http.content_encoding import JSON_TYPE, accepts_gzip, deflate
 from topics_server.http.error_responses import internal
 from topics_server.http.exchange.door import AnsweringConnection, DirectCall
 from topics_server.http.exchange.known_heads import KnownHeads
@@ -142,14 +142,17 @@ class HotCall:
 
     __slots__ = (
         "_caller",
+        "_defaults",
         "_door",
         "_fields",
+        "_first",
         "_generation",
         "_handler",
         "_is_checked",
         "_method",
         "_name",
         "_path",
+        "_prefers",
         "_query",
         "_request_id",
         "_route",
@@ -184,7 +187,11 @@ class HotCall:
         self._caller = EVERYBODY
         self._generation = self._state.keys.generation
         self._is_checked = False
+        self._prefers = b"prefer" in fields
         self._takes_gzip = accepts_gzip(fields.get(b"accept-encoding"))
+        # The lines that plain answers to this head have in common, made with these defaults.
+        self._first = b""
+        self._defaults: list[tuple[bytes, bytes]] = []
         self.length = int(fields.get(b"content-length", b"0"))
         self.is_lasting = not query and _PASSING.isdisjoint(fields)
         self._request_id = request_id(fields) if REQUEST_ID in fields else b""
@@ -287,11 +294,14 @@ class HotCall:
         """Send an answer, as gzip if the client asks for it."""
         if connection.transport.is_closing():
             return
-        fields = self._fields
-        if b"prefer" in fields:
-            response = as_preferred(response, fields, self._path)
-        pieces = response.pieces or (response.body,)
-        size = sum(map(len, pieces))
+        if self._prefers:
+            response = as_preferred(response, self._fields, self._path)
+        pieces: Sequence[bytes | memoryview] = response.pieces
+        if pieces:
+            size = sum(map(len, pieces))
+        else:
+            pieces = (response.body,)
+            size = len(response.body)
         made_id = made_id or self._request_id or NEW_ID % next_number()
         if size < DEFLATED_BYTES_MIN or not self._takes_gzip:
             self._send(connection, request, response, pieces, size, made_id)
@@ -336,14 +346,20 @@ class HotCall:
         front.observer.answered(
             route, self._method, self._path, status, size, request.started_ms, made_id
         )
-        first = front.first_lines(
-            connection.server_state.default_headers,
-            route,
-            request,
-            self._path,
-            response,
-            is_packed=is_packed,
+        defaults = connection.server_state.default_headers
+        is_plain = (
+            status == 200
+            and not (is_packed or response.headers)
+            and response.content_type is JSON_TYPE
         )
+        if is_plain and defaults is self._defaults:
+            first = self._first
+        else:
+            first = front.first_lines(
+                defaults, route, request, self._path, response, is_packed=is_packed
+            )
+            if is_plain:
+                self._first, self._defaults = first, defaults
         if status in BODILESS:
             last = last_lines(response, size, made_id)
         else:

@@ -57,7 +57,7 @@ class Acks:
         Raises `TopicsError` if the delete is refused; then nothing has changed.
         """
         matched = book.decide_ack(node, seqs, lease_ids)
-        held = matched.seqs
+        held, skipped = matched.seqs, matched.skipped
         if len(held) > 1:
             held.sort()
         events = self.leasing.events(topic, book, "acked", held) if topic.config.lease_log else []
@@ -67,7 +67,6 @@ class Acks:
         except TopicsError:
             book.cancel_ack(held)
             raise
-        skipped = matched.skipped
         if len(delete.seqs) < len(held):
             # Another request deletes them already; this node has not acked them.
             deleted = set(delete.seqs)
@@ -82,8 +81,9 @@ class Acks:
         ticket = delete.ticket
         if ticket is not None:
             flying = self.in_flight.setdefault(topic.topic_id, {})
-            flying.update(dict.fromkeys(delete.seqs, delete))
-            if ticket.is_done:
+            for seq in delete.seqs:
+                flying[seq] = delete
+            if ticket.applied is not None or ticket.error is not None:
                 ack.finish()
             else:
                 ticket.waiters.append(ack.finish)
@@ -169,13 +169,13 @@ class PendingAck:
     def outcome(self) -> AckResult:
         """The result, once every ticket is applied or has failed. Raises the ack's error."""
         write_ms = sync_ms = 0.0
+        topic, acks, delete = self.topic, self._acks, self._delete
         for ticket in self.tickets:
             if ticket.error is not None:
                 check_applied(ticket)
-            if ticket is self._delete.ticket:
+            if ticket is delete.ticket:
                 write_ms, sync_ms = ticket.write_ms, ticket.sync_ms
-        topic, acks = self.topic, self._acks
-        acked = len(self._delete.seqs) + self.joined
+        acked = len(delete.seqs) + self.joined
         counts = acks.lease_table.counts(topic, acks.clock.now_ms())
         return AckResult(acked, self.skipped, counts, self.reasons, write_ms, sync_ms)
 

@@ -264,11 +264,10 @@ class CommitPipeline:
                 ticket.applied = applied
                 for observer in self.observers:
                     observer(lsn, entry, applied)
-                kind = type(entry)
-                if kind is RecordsDeleted:
+                if type(entry) is RecordsDeleted:
                     for observer in self.delete_observers:
                         observer(lsn, entry, applied)
-                elif kind is RecordsAppended and entry.creation is None is entry.source:
+                elif type(entry) is RecordsAppended and entry.creation is None is entry.source:
                     topic = registry.get(topic_id)
                     if topic is not None:
                         if topic.config.type is _QUEUE:

@@ -26,6 +26,8 @@ from topics_server.values.entries import (
 # Deletes of up to this many seqs are kept seq by seq.
 _NAMED_SEQS_MAX: Final = 4096
 _Columns = tuple[list[int], list[int]]
+# Entries that create, configure or drop the topic.
+_CONTROLS: Final = (TopicPut, TopicDropped)
 # All topics that nothing was staged on share it: an empty deque has room for 64 entries.
 _NOTHING_STAGED: Final[deque[Staged]] = deque(maxlen=0)
 
@@ -51,16 +53,14 @@ class Staged:
     )
 
     def __init__(
-        self, lsn: int, entry: Entry, key: str | None, producer_id: str | None = None
+        self, lsn: int, entry: Entry, key: str | None = None, producer_id: str | None = None
     ) -> None:
         self.lsn = lsn
         self.entry = entry
         self.key = key
         self.producer_id = producer_id
-        self.first_seq = 0
-        self.count = 0
-        self.last_seq = 0
-        self.weight = 0
+        self.first_seq = self.count = self.last_seq = self.weight = 0
+        self.is_control = False
         if isinstance(entry, RecordsAppended):
             self.is_control = entry.creation is not None
             self.first_seq = entry.first_seq
@@ -73,8 +73,8 @@ class Staged:
             if self.count:
                 assert entry.decoded is not None, "a live append is decoded"
                 self.weight = entry.decoded.weight
-        else:
-            self.is_control = isinstance(entry, TopicPut | TopicDropped)
+        elif isinstance(entry, _CONTROLS):
+            self.is_control = True
 
     @property
     def floor(self) -> Floor | None:
@@ -142,7 +142,10 @@ class Staging:
             self.last_seq, self.last_ts = staged.last_seq, entry.ts
             floor = entry.floor
         elif isinstance(entry, RecordsDeleted):
-            self._note_delete(entry, is_staged=True)
+            if entry.seqs is not None:
+                self._add_dying(entry.seqs)
+            else:
+                self._note_ranges(entry, is_staged=True)
             return
         else:
             self._note(staged, 1)
@@ -162,8 +165,11 @@ class Staging:
             self._controls -= staged.is_control
             if staged.last_seq == self.last_seq:
                 self.last_seq = self.last_ts = 0
-        elif isinstance(staged.entry, RecordsDeleted):
-            self._note_delete(staged.entry, is_staged=False)
+        elif isinstance(entry := staged.entry, RecordsDeleted):
+            if entry.seqs is not None:
+                self._remove_dying(entry.seqs)
+            else:
+                self._note_ranges(entry, is_staged=False)
             return staged
         else:
             self._note(staged, -1)
@@ -196,13 +202,16 @@ class Staging:
         if staged.is_control:
             self._controls += sign
             self._drops += sign * isinstance(staged.entry, TopicDropped)
-        if isinstance(staged.entry, RecordsDeleted):
-            self._note_delete(staged.entry, is_staged=sign > 0)
+        if isinstance(entry := staged.entry, RecordsDeleted):
+            # One that leaves: `push` counts the others.
+            assert sign < 0
+            if entry.seqs is not None:
+                self._remove_dying(entry.seqs)
+            else:
+                self._note_ranges(entry, is_staged=False)
 
-    def _note_delete(self, entry: RecordsDeleted, *, is_staged: bool) -> None:
-        if entry.seqs is not None:
-            self._note_dying(entry.seqs, is_staged=is_staged)
-            return
+    def _note_ranges(self, entry: RecordsDeleted, *, is_staged: bool) -> None:
+        """Count a delete that does not name its seqs."""
         columns = _columns_of(entry)
         firsts, lasts = columns
         if sum(lasts) - sum(firsts) + len(firsts) > _NAMED_SEQS_MAX:
@@ -211,19 +220,21 @@ class Staging:
             else:
                 self._ranges.remove(columns)
             return
+        note = self._add_dying if is_staged else self._remove_dying
         for first, last in zip(firsts, lasts, strict=True):
-            self._note_dying(range(first, last + 1), is_staged=is_staged)
+            note(range(first, last + 1))
 
-    def _note_dying(self, seqs: Iterable[int], *, is_staged: bool) -> None:
+    def _add_dying(self, seqs: Iterable[int]) -> None:
         dying = self._dying
         for seq in seqs:
-            deletes = dying.get(seq, 0)
-            if is_staged:
-                dying[seq] = deletes + 1
-            elif deletes > 1:
+            dying[seq] = dying.get(seq, 0) + 1
+
+    def _remove_dying(self, seqs: Iterable[int]) -> None:
+        dying = self._dying
+        for seq in seqs:
+            deletes = dying.pop(seq)
+            if deletes > 1:
                 dying[seq] = deletes - 1
-            else:
-                del dying[seq]
 
     def without_dying(self, seqs: list[int]) -> list[int]:
         """Those of these seqs that no delete in flight takes."""

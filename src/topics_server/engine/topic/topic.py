@@ -30,6 +30,7 @@ from topics_server.values.entries import (
     Entry,
     ProducerMoved,
     RecordsAppended,
+    RecordsDeleted,
     StreamChanged,
     TopicPut,
 )
@@ -178,6 +179,9 @@ class Topic:
 
     def stage(self, lsn: int, entry: Entry) -> None:
         """Note that this entry is in flight."""
+        if type(entry) is RecordsDeleted:
+            self.staging.push(Staged(lsn, entry))
+            return
         key = producer_id = None
         if isinstance(entry, RecordsAppended):
             assert entry.first_seq == max(self.log.head_seq, self.staging.last_seq) + 1

@@ -62,20 +62,22 @@ class EndMark(NamedTuple):
 def encode_slot(wal_set: int, shard: int, slot: int, counter: int, mark: EndMark) -> bytes:
     """The bytes of a slot."""
     assert slot in SLOTS
+    # Taken apart, not by the names of its members: each group has a slot.
+    run, number, file_id, written_end, synced_end, written_lsn, synced_lsn, is_syncing = mark
     head = _SLOT.pack(
         MAGIC,
         VERSION,
         wal_set,
         shard,
-        mark.run,
+        run,
         counter,
-        mark.number,
-        mark.file_id,
-        mark.written_end,
-        mark.synced_end,
-        mark.written_lsn,
-        mark.synced_lsn,
-        _SYNCING if mark.is_syncing else 0,
+        number,
+        file_id,
+        written_end,
+        synced_end,
+        written_lsn,
+        synced_lsn,
+        _SYNCING if is_syncing else 0,
         slot,
     )
     return head + _HASH.pack(xxhash.xxh3_64_intdigest(head))

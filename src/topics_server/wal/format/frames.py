@@ -267,14 +267,17 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
             entry.count,
         )
         return [head + extra + body] if len(body) <= _COPY_BYTES_MAX else [head + extra, body]
+    kind: int
     match entry:
+        case RecordsDeleted():
+            firsts, lasts = entry.firsts, entry.lasts
+            count, rest = divmod(len(firsts), 8)
+            assert len(lasts) == len(firsts)
+            assert not rest
+            # Kind.RECORDS_DELETED; see above.
+            kind, ts, payload = 5, entry.ts, firsts + lasts
         case TopicDropped():
             kind, ts, payload = Kind.TOPIC_DROPPED, entry.ts, entry.name.encode()
-        case RecordsDeleted():
-            assert len(entry.firsts) == len(entry.lasts)
-            assert len(entry.firsts) % 8 == 0
-            kind, ts, count = Kind.RECORDS_DELETED, entry.ts, len(entry.firsts) // 8
-            payload = entry.firsts + entry.lasts
         case FloorMoved():
             kind, ts, payload = Kind.FLOOR_MOVED, entry.ts, _encode(entry.floor)
         case HeadReserved():
