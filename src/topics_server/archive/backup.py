@@ -1,12 +1,11 @@
 """Makes one backup, in steps that may run beside a server.
 
-The order makes it consistent: segments ahead, as many as there are; then, while the journal keeps
-its files, a snapshot, the manifests with the segments that are new, and last the journal from the
-snapshot's start up to an lsn that is synced on every shard. Recovery of such a copy is that of a
-server that was killed at this lsn and whose sealer was a little behind. `backup.json`, written
-last, makes the backup exist; one that still has its mark `unfinished` instead is removed by the
-next one. All calls block.
-Called by `node/backups`, `node/archiver` and `offline`.
+The order makes the backup consistent. First, the existing segments are copied ahead. Then, while
+the journal keeps its files, a snapshot is copied, the manifests with their new segments, and last
+the journal from the snapshot's start up to an lsn that is synced on every shard. Such a copy is
+recovered like a server that was killed at this lsn and whose sealer was a little late. The file
+`backup.json`, written last, makes the backup exist; the next backup removes one that still has the
+mark `unfinished` instead. All calls block. Called by `node/backups`, `node/archiver` and `offline`.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from topics_server.wal.segments.files import Tiers
 
 
 class BackupStopped(StorageError):
-    """The server stops; the backup does not exist."""
+    """The server is stopping, so the backup was abandoned and does not exist."""
 
 
 class BackupWriter:
@@ -77,9 +76,9 @@ class BackupWriter:
         folder: str,
         check: Callable[[], None],
     ) -> None:
-        """`folder`: a new one in the store, for this backup.
+        """`folder`: a new folder in the store for this backup.
 
-        `check`: called between chunks, from any thread; what it raises ends the backup.
+        `check` is called between chunks, from any thread; an error that it raises ends the backup.
         """
         self._fs: Final = fs
         self._store: Final = store
@@ -100,7 +99,7 @@ class BackupWriter:
         self._run = 0
         self.start_lsn = 1
         self._last_lsn = 0
-        # The last entry of the snapshot and the journal together.
+        # The last lsn of the snapshot and the copied journal together.
         self.entries_lsn = 0
 
     @classmethod
@@ -113,12 +112,12 @@ class BackupWriter:
         store_id: str,
         check: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Lock the backup folder, and take it for this store if it is empty.
+        """Lock the backup folder; if it is empty, it becomes a folder of this store.
 
         Raises `StorageError`, `StartRefused`.
         """
         refuse_same_place(fs, folder, data_dir, cold_dir)
-        # Before the lock, which is a file in it.
+        # Check this before locking, because the lock is a file in the folder.
         judge_folder(fs, FolderStore.open(fs, folder, write=False), data_dir, store_id)
         store = FolderStore.open(fs, folder, write=True)
         try:
@@ -131,7 +130,7 @@ class BackupWriter:
             raise
 
     def close(self) -> None:
-        """Let others write to the folder."""
+        """Release the folder's lock."""
         self._store.close()
 
     # -- steps ---------------------------------------------------------------------------------
@@ -146,13 +145,13 @@ class BackupWriter:
         self._sealed.copy(topic_id)
 
     def begin_cut(self) -> None:
-        """From here on the journal keeps its files. Counts begin anew."""
+        """Reset the counts; from here on the caller lets the journal keep its files."""
         counts = self._sealed.counts
         counts.segments = counts.bytes = 0
         self._expected.forget_found()
 
     def put_snapshot(self) -> None:
-        """Copy the newest snapshot that is whole; without any the journal reaches to its start."""
+        """Copy the newest undamaged snapshot; without one, the whole journal is copied."""
         folder = layout.join(self._data_dir, layout.SNAPSHOTS)
         numbers = map(layout.parse_snapshot_file, self._fs.list_dir(folder))
         for number in sorted((each for each in numbers if each is not None), reverse=True):
@@ -165,7 +164,7 @@ class BackupWriter:
                 file.close()
 
     def _read_snapshot(self, file: File) -> bool:
-        """Note what the parts know; False if the file is damaged."""
+        """Note the facts in the parts; False if the file is damaged or not usable."""
         self._expected.begin_anew()
         try:
             encoded = file.pread(HEADER_BYTES, 0)
@@ -180,7 +179,8 @@ class BackupWriter:
                         journal = decode_journal(part)
                         self._run = journal.run
                         if any(each.start_lsn < header.start_lsn for each in journal.shards):
-                            # Of a run with a shard that could not be written.
+                            # This snapshot is of a run with a read-only shard, and needs an earlier
+                            # journal.
                             return False
                     else:
                         topic = self._known.note_part(part_id, part)
@@ -194,7 +194,7 @@ class BackupWriter:
         return True
 
     def put_topic(self, topic_id: int) -> None:
-        """The topic's manifest and flags as they are now, and its new segments."""
+        """Copy the topic's current manifest and flags, and its new segments."""
         self._check()
         topic = self._sealed.copy(topic_id)
         if topic is None:
@@ -207,14 +207,14 @@ class BackupWriter:
             self.end_topics()
 
     def end_topics(self) -> None:
-        """Write the manifests and flags that wait for it."""
+        """Write the manifests and flags that are collected so far."""
         if self._topics:
             name = f"sealed-{len(self._sealed_pieces) + 1}"
             self._sealed_pieces.append(self._put(name, [encode_sealed(self._topics)]))
         self._topics, self._topics_bytes = [], 0
 
     def put_journal(self, entries: Iterable[tuple[int, Entry]]) -> None:
-        """Entries from `start_lsn` on, by lsn."""
+        """Write the entries from `start_lsn` on, by lsn."""
         frames = bytearray()
         count = first_lsn = last_lsn = 0
         for lsn, entry in entries:
@@ -239,9 +239,9 @@ class BackupWriter:
         self._journal_pieces.append(self._put(name, [content]))
 
     def finish(self, last_lsn: int, run: int, now_ms: int) -> BackupFacts:
-        """Make the backup exist. `last_lsn`: no entry up to it is missing, none after it is in.
+        """Make the backup exist. `last_lsn`: it has every entry up to this lsn, and none after it.
 
-        Raises `Corrupt` if a manifest is missing that the snapshot knows.
+        Raises `Corrupt` if a manifest that the snapshot expects is missing.
         """
         self._expected.check()
         counts = self._sealed.counts
@@ -288,9 +288,9 @@ class BackupWriter:
 
 
 def _begin(store: ObjectStore) -> int:
-    """The number of a new backup; what an unfinished one left is removed.
+    """Begin a new backup: return its number, and remove the remains of unfinished ones.
 
-    A backup that lost its `backup.json` is not an unfinished one, and stays.
+    A backup that lost its `backup.json` does not count as unfinished, and stays.
     """
     numbers = [0]
     for name in store.names(BACKUPS):

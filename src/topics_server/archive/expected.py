@@ -1,8 +1,8 @@
-"""The manifests that a backup must hold, by its snapshot.
+"""The manifests that a backup must have, according to its snapshot.
 
-A manifest that is missing is not a topic without sealed records: a start would refuse a restore of
-such a backup, and so would `topics verify`. So the backup itself is judged as a start judges a data
-directory (`values/file_inventory`), before it exists. Called by `backup`.
+A missing manifest does not mean that the topic has no sealed records: a start would refuse a
+restore of such a backup, and `topics verify` would report it. So before the backup exists, it is
+checked as a start checks a data directory (`values/file_inventory`). Called by `backup`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ExpectedManifests:
         self._found: dict[int, FoundTopic] = {}
 
     def expect(self, part: TopicPart) -> None:
-        """The snapshot holds this topic."""
+        """Note a topic of the snapshot."""
         anchor = Anchor(part.manifest_generation, part.next_segment_id, {}, {})
         self._expected[part.topic_id] = Expected(part.topic_id, part.name, part.head_seq, anchor)
         self._topics.add(part.topic_id)
 
     def note_entry(self, entry: Entry) -> None:
-        """The journal makes a topic, or drops one, and its files with it."""
+        """Note an entry of the journal that creates a topic, or drops one with its files."""
         creation = entry.creation if isinstance(entry, RecordsAppended) else entry
         if isinstance(creation, TopicPut):
             self._topics.add(creation.topic_id)
@@ -42,11 +42,11 @@ class ExpectedManifests:
 
     @property
     def topic_count(self) -> int:
-        """Topics in the backup, with sealed records and without."""
+        """The number of topics in the backup, with or without sealed records."""
         return len(self._topics)
 
     def note_found(self, manifest: Manifest) -> None:
-        """The backup holds this manifest."""
+        """Note a manifest in the backup."""
         self._found[manifest.topic_id] = FoundTopic(
             manifest.topic_id,
             self._path_of(manifest.topic_id),
@@ -55,16 +55,16 @@ class ExpectedManifests:
         )
 
     def begin_anew(self) -> None:
-        """Another snapshot counts."""
+        """Begin again with another snapshot."""
         self._expected.clear()
         self._topics.clear()
 
     def forget_found(self) -> None:
-        """Every manifest is read once more."""
+        """Forget the found manifests: every manifest is read again."""
         self._found.clear()
 
     def check(self) -> None:
-        """Raise `Corrupt` for a manifest that is missing, or older than the one that was there."""
+        """Raise `Corrupt` if a manifest is missing, or older than expected."""
         for topic_id, expected in self._expected.items():
             for path, reason in objections_to(expected, self._found.get(topic_id), self._path_of):
                 raise Corrupt(reason, path)

@@ -1,7 +1,7 @@
-"""Whose backups a folder holds, and whether it is the folder that it was.
+"""Which store a backup folder belongs to, and whether it is still the same folder.
 
 `STORE` in the folder names the store. `BACKUP_FOLDER` in the data directory names the folder that
-was used last, with the random id of its `STORE`: if that path has no `STORE` any more, its disk is
+was used last, with the random id of its `STORE`: if that path no longer has a `STORE`, its disk is
 not mounted, and nothing is written to the empty mount point. Called by `backup`.
 """
 
@@ -22,7 +22,7 @@ from topics_server.wal.format.checked_json import encode_checked, is_checked
 from topics_server.wal.fs import Fs
 
 _ID_BYTES: Final = 16
-# Names that an empty folder may have.
+# Names that a folder without backups may contain.
 _IGNORED: Final = frozenset({"LOCK", "lost+found"})
 
 
@@ -40,7 +40,7 @@ _DECODER: Final = msgspec.json.Decoder(_KnownFolder)
 def refuse_same_place(
     fs: Fs, folder: str, data_dir: str, cold_dir: str | None, what: str = "backup folder"
 ) -> None:
-    """Refuse a folder inside the data or the cold folder, or around it."""
+    """Refuse a folder that is inside the data or the cold folder, or contains one of them."""
     for other in (data_dir, cold_dir):
         if other is not None and (lies_in(fs, folder, other) or lies_in(fs, other, folder)):
             raise StartRefused(
@@ -51,7 +51,7 @@ def refuse_same_place(
 
 
 def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owner:
-    """The folder's `STORE`, made in an empty one. Raises `StartRefused`."""
+    """The folder's `STORE`, which is created in an empty folder. Raises `StartRefused`."""
     owner, is_noted = judge_folder(fs, store, data_dir, store_id)
     if owner is None:
         owner = Owner(VERSION, store_id, random_hex(_ID_BYTES))
@@ -65,10 +65,10 @@ def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owne
 def judge_folder(
     fs: Fs, store: FolderStore, data_dir: str, store_id: str
 ) -> tuple[Owner | None, bool]:
-    """The folder's `STORE`, None in an empty folder, and whether `BACKUP_FOLDER` names it.
+    """The folder's `STORE` (None in an empty folder), and whether `BACKUP_FOLDER` names the folder.
 
-    Changes nothing. A folder that this store used before under the same path must have it: an empty
-    one is the mount point of a disk that is away. Raises `StartRefused`.
+    Changes nothing. A folder that this store used before under the same path must have a `STORE`:
+    an empty one is the mount point of an unmounted disk. Raises `StartRefused`.
     """
     mark = layout.join(data_dir, layout.BACKUP_FOLDER)
     path = store.path_of(OWNER)

@@ -43,7 +43,7 @@ FACTS: Final = "backup.json"
 UNFINISHED: Final = "unfinished"
 SNAPSHOT: Final = "snapshot"
 KNOWN: Final = "known"
-# A piece of the journal or of the manifests is closed when it reaches this size.
+# A piece of the journal or of the manifests ends when it reaches this size.
 PIECE_BYTES: Final = 4 * MIB
 
 _JOURNAL: Final = struct.Struct("<8sHHIQQQ")
@@ -53,7 +53,7 @@ _SEALED_MAGIC: Final = b"topicsBS"
 NUMBER_MAX: Final = 10**10 - 1
 _NUMBER: Final = re.compile(r"(?!0{10})[0-9]{10}", re.ASCII)
 _SEGMENT_OBJECT: Final = re.compile(r"[0-9]{10}-[0-9a-f]{16}(?:\.damaged)?\.(?:data|idx)", re.ASCII)
-# All manifests and flags of one piece, decompressed.
+# The maximum size of all manifests and flags of one piece, decompressed.
 _SEALED_BYTES_MAX: Final = 2**31
 
 
@@ -66,7 +66,7 @@ _T = TypeVar("_T", bound=_Formatted)
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The content of `STORE`. `folder_id`: random, made with the folder."""
+    """The content of `STORE`. `folder_id`: random, created with the folder."""
 
     format: int
     store_id: str
@@ -84,10 +84,10 @@ class StoredPiece(msgspec.Struct, frozen=True):
 class BackupFacts(msgspec.Struct, frozen=True):
     """The content of `backup.json`.
 
-    `last_lsn`: every entry up to it is in the backup and none after it. `start_lsn`: the first
-    entry that the pieces of the journal may hold. `ts_ms`: the server's time when the backup was
-    complete up to `last_lsn`. `topics`: all of them, also those without segments.
-    `damaged_segments`: copied as they are.
+    `last_lsn`: the backup has every entry up to this lsn and none after it. `start_lsn`: the first
+    entry that the pieces of the journal may have. `ts_ms`: the server's time when the backup was
+    complete up to `last_lsn`. `topics`: the number of all topics, including those without segments.
+    `damaged_segments`: the number of segments that were copied with damage.
     """
 
     format: int
@@ -109,7 +109,7 @@ class BackupFacts(msgspec.Struct, frozen=True):
 
 
 class SealedSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A segment of a topic: its objects and its delete flags.
+    """A segment of a topic: its objects and delete flags.
 
     `flags` is None for a damaged `.data`, whose object is the whole file.
     """
@@ -228,8 +228,8 @@ def decode_journal(content: bytes, path: str) -> list[tuple[int, Entry]]:
 def encode_sealed(topics: Sequence[SealedTopic]) -> bytes:
     """A piece with the manifests and flags of some topics.
 
-    Raises `StorageError` for more than `decode_sealed` takes: a backup must not end well that
-    cannot be restored.
+    Raises `StorageError` for more than `decode_sealed` accepts: a backup that cannot be restored
+    must not succeed.
     """
     packed = msgspec.msgpack.encode(topics)
     if len(packed) > _SEALED_BYTES_MAX:

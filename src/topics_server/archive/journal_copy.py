@@ -1,9 +1,10 @@
 """Reads entries out of the journal of a running server.
 
-The server goes on writing; the caller knows that every entry up to `last_lsn` is synced, and that
-no file with an entry from `start_lsn` on is removed meanwhile. So each shard is read until an entry
-behind `last_lsn`, or until its groups end; ending before what it is known to have is damage. Unlike
-`wal/journal/replay` this judges no tails, because tails grow here. Called by `backup`.
+The server continues to write; the caller ensures that every entry up to `last_lsn` is synced, and
+that no file with an entry from `start_lsn` on is removed meanwhile. So each shard is read until an
+entry after `last_lsn`, or until its groups end; if they end before the known synced end, that is
+damage. Unlike `wal/journal/replay` this does not check tails, because tails grow meanwhile. Called
+by `node/backups`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def copied_entries(
 ) -> Iterator[tuple[int, Entry]]:
     """*Blocking.* Entries from `start_lsn` to `last_lsn` by lsn, of all shards.
 
-    `synced`: how far the open shards are known to be synced. Raises `Corrupt`, `StartRefused`.
+    `synced`: the known synced ends of the open shards. Raises `Corrupt`, `StartRefused`.
     """
     shards = _opened(fs, wal_dir)
     try:

@@ -26,7 +26,7 @@ _GROUP_BYTES: Final = MIB
 def write_journal(
     fs: Fs, wal_dir: str, run: int, entries: Iterable[tuple[int, Entry]], sizes: Sizes
 ) -> int:
-    """*Blocking.* Write and sync a journal with these entries; how many there were."""
+    """*Blocking.* Write and sync a journal with these entries; returns how many there were."""
     tail = WalFile(
         fs,
         wal_dir,

@@ -1,8 +1,7 @@
 """Collects the seqs, ids and epochs that a new history must not use again.
 
-Reads them from a snapshot's parts and from journal entries, so that a backup of a running server
-and one of a stopped server's directory give the same. Called by `backup`, `restore` and the
-continuous archive.
+Reads them from a snapshot's parts and from journal entries, so that backups of a running and of a
+stopped server give the same result. Called by `backup`, `repository` and the continuous archive.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from topics_server.wal.snapshots.parts import decode_part
 
 
 class KnownBuilder:
-    """Collects positions; `result` tells them."""
+    """Collects positions; `result` returns them."""
 
     def __init__(self) -> None:
         self._next_topic_id = 1
@@ -34,11 +33,11 @@ class KnownBuilder:
         self._heads: dict[int, int] = {}
 
     def note_next_id(self, next_topic_id: int) -> None:
-        """Ids below it may have been used."""
+        """Note that ids below this one may have been used."""
         self._next_topic_id = max(self._next_topic_id, next_topic_id)
 
     def note_part(self, part_id: int, encoded: bytes) -> TopicPart | None:
-        """A part of a snapshot; decoded, if it is that of a topic. Raises `Corrupt`."""
+        """Note a part of a snapshot; returns a topic's part decoded. Raises `Corrupt`."""
         if part_id == EPOCHS_PART:
             self._note_epochs(encoded)
         elif part_id < RESERVED_ID_MIN:
@@ -49,7 +48,7 @@ class KnownBuilder:
         return None
 
     def note_entry(self, entry: Entry) -> None:
-        """An entry of the journal."""
+        """Note an entry of the journal."""
         creation: object = entry
         if isinstance(entry, RecordsAppended):
             self._note_seq(entry.topic_id, entry.first_seq + entry.count - 1)
@@ -60,21 +59,21 @@ class KnownBuilder:
             self._note_topic(creation.topic_id, creation.epoch)
 
     def note_frame(self, frame: RawFrame) -> None:
-        """An entry that is not decoded: the same as `note_entry` of it."""
+        """Note an entry that is not decoded; has the same effect as `note_entry`."""
         if frame.last_seq:
             self._note_seq(frame.topic_id, frame.last_seq)
         if frame.creation is not None:
             self._note_topic(frame.creation.topic_id, frame.creation.epoch)
 
     def note(self, known: KnownPositions) -> None:
-        """Take over the positions that another backup states."""
+        """Add the positions of another backup."""
         self.note_next_id(known.next_topic_id)
         self._epoch = max(self._epoch, known.epoch)
         for topic_id, seq in known.heads.items():
             self._note_seq(topic_id, seq)
 
     def result(self) -> KnownPositions:
-        """Everything that was noted."""
+        """All collected positions."""
         return KnownPositions(self._next_topic_id, self._epoch, dict(self._heads))
 
     def _note_seq(self, topic_id: int, seq: int) -> None:
@@ -86,7 +85,7 @@ class KnownBuilder:
         self._epoch = max(self._epoch, epoch)
 
     def _note_epochs(self, encoded: bytes) -> None:
-        """Of dropped names: a version, the epochs by name, and the epoch of all others."""
+        """Note the epochs of dropped names; the part has a version, epochs by name, and a floor."""
         try:
             _, epochs, *floor = msgspec.msgpack.decode(encoded, type=list[Any])
             values: Iterable[int] = (*epochs.values(), *(each or 0 for each in floor))

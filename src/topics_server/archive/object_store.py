@@ -1,10 +1,10 @@
-"""Where backups lie: objects with names, put once, whole or not at all.
+"""The storage of backups: named objects, each put once, completely or not at all.
 
-`ObjectStore` is what the rest of the package needs; `FolderStore` is a folder. Invariants: an
-object under its name is whole and durable, and never changes; putting a name that exists changes
-nothing and says so. The folder itself is never made here: a folder that is missing is a disk that
-is not mounted, as far as this program can tell, and so is one that was exchanged for another while
-it is open. All calls block.
+`ObjectStore` is the interface for the rest of the package; `FolderStore` stores objects in a
+folder. Invariants: an object under its name is complete and durable, and never changes; putting an
+existing name changes nothing and returns False. The folder itself is never created here: if it is
+missing, or another folder has replaced it while it is open, its disk is probably not mounted. All
+calls block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ObjectStore(Protocol):
     """Objects by name; parts of a name are separated by "/"."""
 
     def path_of(self, name: str) -> str:
-        """The name as messages show it."""
+        """The path of an object, for messages."""
         ...
 
     def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
@@ -41,10 +41,10 @@ class ObjectStore(Protocol):
         ...
 
     def make_durable(self, name: str) -> None:
-        """Make an object durable that is there without a put of this process.
+        """Make an object durable that this process has not put.
 
-        The process that put it may have died between the name and the sync of its folder. Whatever
-        is written elsewhere about the object must wait for this call.
+        The process that put it may have died between the rename and the sync of its folder. Call
+        this before anything elsewhere refers to the object.
         """
         ...
 
@@ -53,7 +53,7 @@ class ObjectStore(Protocol):
         ...
 
     def remove_unfinished(self, folder: str) -> None:
-        """Remove what killed writers left directly in a folder."""
+        """Remove unfinished files of killed writers directly in a folder."""
         ...
 
     def delete(self, name: str) -> None:
@@ -65,12 +65,12 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the store for other writers."""
         ...
 
 
 class FolderStore:
-    """Objects as files of a folder. One writer at a time holds the folder's lock."""
+    """Stores objects as files in a folder. One writer at a time holds the folder's lock."""
 
     def __init__(self, fs: Fs, root: str, identity: tuple[int, int], lock: Lock | None) -> None:
         self.root: Final = root
@@ -78,7 +78,7 @@ class FolderStore:
         self._identity: Final = identity
         self._lock = lock
         self._made: set[str] = set()
-        # Paths of folders whose objects are all durable but those that are being put.
+        # Paths of folders whose objects are all durable, except those that are being put.
         self._durable_folders: set[str] = set()
 
     @classmethod
@@ -99,7 +99,7 @@ class FolderStore:
         return layout.join(self.root, name)
 
     def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
-        """See `ObjectStore`. The lock makes looking and renaming one step."""
+        """See `ObjectStore`. The lock covers the check and the rename."""
         assert self._lock is not None
         self._check_folder()
         path = self.path_of(name)
@@ -117,13 +117,13 @@ class FolderStore:
         return True
 
     def _publish(self, beside: str, path: str) -> None:
-        """Give a whole file its name, durably."""
+        """Give a complete file its name, durably."""
         folder = layout.parent(path)
         try:
             self._fs.rename(beside, path)
             self._fs.sync_dir(folder)
         except BaseException:
-            # The name may be there, and not be durable.
+            # The name may exist without being durable.
             self._durable_folders.discard(folder)
             raise
         self._durable_folders.add(folder)
@@ -174,7 +174,7 @@ class FolderStore:
             self._fs.sync_dir(layout.parent(path))
 
     def delete_folder(self, folder: str) -> None:
-        """See `ObjectStore`; unfinished files in it go as well."""
+        """See `ObjectStore`; also removes unfinished files in it."""
         self._check_folder()
         path = self.path_of(folder)
         if not self._fs.exists(path):
@@ -193,7 +193,7 @@ class FolderStore:
             lock.release()
 
     def _check_folder(self) -> None:
-        """The folder is the one that was opened: a disk may go, or another take its place."""
+        """Check that the folder is still the opened one: its disk may be gone or replaced."""
         if self._fs.identity(self.root) != self._identity:
             raise StorageError(
                 "this folder is gone, or another took its place: is its disk mounted?", self.root
@@ -208,7 +208,8 @@ class FolderStore:
                 continue
             path = self.path_of(folder)
             self._fs.make_dir(path)
-            # Also for an existing folder: the process that made it may have died before the sync.
+            # Sync even for an existing folder: the process that made it may have died before its
+            # sync.
             self._fs.sync_dir(self.path_of(parent) if parent else self.root)
             self._made.add(folder)
 

@@ -1,7 +1,7 @@
 """Backs up the data directory of a stopped server.
 
 Takes the locks of a server, changes nothing but `BACKUP_FOLDER`, and reads the journal as a start
-would. A directory that a start would refuse is refused. Called by the command line.
+would. It refuses a directory that a start would refuse. Called by the command line.
 """
 
 from __future__ import annotations

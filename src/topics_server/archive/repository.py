@@ -1,10 +1,10 @@
 """The backups of a folder: list, verify, prune.
 
 Called by the command line, `backup` and `restore`. Reading needs no lock: a backup that has its
-`backup.json` is whole and never changes. Pruning takes the lock, marks a backup as unfinished and
-removes its `backup.json` first, so that a backup that is half removed does not count, and removes
-segments last, those that no backup needs any more. A folder of a backup without `backup.json` and
-without that mark has lost it: absence is not emptiness, so it is told by name, and nobody removes
+`backup.json` is complete and never changes. Pruning takes the lock. It first marks a backup as
+unfinished and removes its `backup.json`, so that a partly removed backup does not count; last, it
+removes the segments that no backup needs any more. If the folder of a backup has neither
+`backup.json` nor that mark, the file was lost: the backup is reported by name, and no call removes
 it.
 """
 
@@ -67,14 +67,14 @@ class FolderState(enum.Enum):
     """The state of a folder that holds backups."""
 
     WHOLE = enum.auto()
-    # Of a backup or a prune that was killed: nobody needs it.
+    # The folder of a backup or a prune that was killed; it is not needed.
     UNFINISHED = enum.auto()
-    # It was whole, and its `backup.json` is gone.
+    # The folder of a complete backup that has lost its `backup.json`.
     LOST = enum.auto()
 
 
 def number_state(store: ObjectStore, number: int) -> FolderState:
-    """Whether the folder of this number holds a backup. Raises `StorageError`."""
+    """The state of the folder of this number. Raises `StorageError`."""
     folder = folder_of(number)
     if store.size(f"{folder}/{FACTS}") is not None:
         return FolderState.WHOLE
@@ -142,7 +142,7 @@ class StoredBackup:
             for _ in self.entries():
                 pass
         except StorageError as error:
-            # Another problem of a damaged piece that is already reported.
+            # This is a consequence of a damaged piece that is already reported.
             yield str(error)
         for piece in facts.sealed:
             try:
@@ -171,7 +171,7 @@ class Repository:
         return decode_owner(read_whole(self._store, OWNER), path)
 
     def numbers(self) -> list[int]:
-        """Backups that exist, oldest first; also those that lost their `backup.json`."""
+        """The backups that exist, oldest first, including those that lost their `backup.json`."""
         found = map(parse_folder, self._store.names(BACKUPS))
         return [
             number
@@ -193,7 +193,7 @@ class Repository:
         return facts
 
     def stored(self, facts: BackupFacts) -> StoredBackup:
-        """The backup with these facts."""
+        """Open the backup with these facts."""
         return StoredBackup(self._store, folder_of(facts.number), facts)
 
     def sealed(self, facts: BackupFacts) -> Iterator[SealedTopic]:
@@ -201,10 +201,10 @@ class Repository:
         return self.stored(facts).sealed()
 
     def known(self, store_id: str, skipped: Collection[int] = ()) -> KnownPositions:
-        """The seqs that clients may have seen, by all backups in the folder.
+        """The seqs that clients may have seen, from all backups in the folder.
 
         Raises `Corrupt`: a backup that cannot be read may know more than the others. `skipped`:
-        backups that are not asked.
+        backups that are ignored.
         """
         builder = KnownBuilder()
         for number in self.numbers():
@@ -225,7 +225,7 @@ class Repository:
         return builder.result()
 
     def verify(self, numbers: Sequence[int] | None = None) -> Verified:
-        """Read everything that these backups need (all if None), and compare it."""
+        """Read everything that these backups (None: all) need, and compare the checksums."""
         found = Verified()
         owner = None
         try:
@@ -257,8 +257,8 @@ class Repository:
     def prune(self, keep: Collection[int]) -> Pruned:
         """Remove all backups but these, and the segments that none of these needs.
 
-        The folder must be locked. Changes nothing if a backup cannot be read. Files that no backup
-        makes stay.
+        The folder must be locked. Changes nothing if a backup cannot be read. Files that are not
+        part of a backup stay.
         """
         found = Pruned(kept=sorted(keep))
         assert found.kept, "the newest backup is always kept"
@@ -269,7 +269,7 @@ class Repository:
             if number is None or number in keep:
                 continue
             self._mark_unfinished(number)
-            # From here on it does not exist.
+            # From here on the backup does not exist.
             self._store.delete(f"{folder_of(number)}/{FACTS}")
             self._store.delete_folder(folder_of(number))
             found.removed.append(number)
@@ -277,7 +277,7 @@ class Repository:
         return found
 
     def _mark_unfinished(self, number: int) -> None:
-        """A prune that is killed half-way is no loss; a full disk must not prevent it."""
+        """Mark a backup that is being pruned as unfinished, if the disk has room for the mark."""
         try:
             self._store.put_if_absent(f"{folder_of(number)}/{UNFINISHED}", [])
         except DiskFull:
@@ -293,16 +293,16 @@ def segment_objects(backup: StoredBackup) -> Iterator[str]:
 
 
 def remove_segments(store: ObjectStore, needed: Collection[str]) -> tuple[int, int]:
-    """Remove the objects of segments that are not needed; how many, and how many bytes.
+    """Remove the objects of unneeded segments; returns how many, and their bytes.
 
-    Nobody else may be making or pruning a backup. Files that no backup makes stay.
+    No other process may make or prune a backup meanwhile. Files that are not part of a backup stay.
     """
     removed = size = 0
     for topic in store.names(SEGMENTS):
         if layout.parse_topic_dir(topic) is None:
             continue
         folder = f"{SEGMENTS}/{topic}"
-        # A killed backup's half copies hold payloads too.
+        # The partial copies of a killed backup contain payloads too.
         store.remove_unfinished(folder)
         for name in filter(is_segment_object, store.names(folder)):
             if f"{folder}/{name}" not in needed:

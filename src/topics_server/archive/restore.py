@@ -1,10 +1,10 @@
 """Makes a data directory from a backup.
 
-Writes only into a folder that does not exist or is empty. The result is a store of its own, with a
-new id: the first start replays the journal up to the backup's last lsn, and moves every head past
-the seqs that any backup in the folder knows, so that a seq never stands for two records. `FORMAT`
-is written last: without it no server takes the folder for a store. Views are not in a backup; the
-server builds them anew. Called by the command line and `continuous/restoring`.
+Writes only into a folder that does not exist or is empty. The result is a separate store with a new
+id: the first start replays the journal up to the backup's last lsn, and moves every head past the
+seqs in any backup of the folder, so that a seq never identifies two records. `FORMAT` is written
+last: without it no server accepts the folder as a store. Views are not in a backup; the server
+rebuilds them. Called by the command line and `continuous/restoring`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from topics_server.wal.snapshots.store import PublishedSnapshots, load_snapshot
 
 _FOLDERS: Final = (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS)
 _ID_BYTES: Final = 16
-# Of the file system, and of a lock: neither makes a folder a used one.
+# Names made by the file system and by a lock; a folder with only these counts as empty.
 _IGNORED: Final = frozenset({"lost+found", layout.LOCK})
 
 
@@ -64,9 +64,9 @@ def restore(
 ) -> RestoredStore:
     """*Blocking.* Make `target` from a backup, the newest if `number` is None.
 
-    `skipped`: backups that count as if they were not there. Raises `StartRefused` if the target is
-    in use or there is no such backup; `Corrupt` with the damaged object. What a failed call leaves
-    is no store: remove it.
+    `skipped`: backups that are ignored. Raises `StartRefused` if the target is in use or there is
+    no such backup; `Corrupt` with the damaged object. A failed call leaves no usable store: remove
+    the folder.
     """
     repository = Repository(store)
     facts = _chosen(repository, store, number, skipped)
@@ -93,8 +93,8 @@ def write_store(
 ) -> RestoredStore:
     """*Blocking.* Write a store into a folder that `make_target` made.
 
-    `entries`: the whole journal, from the backup's start on. `is_wanted`: topics whose segments are
-    written; the entries drop all others. `run`: of the newest entry.
+    `entries`: the whole journal, from the backup's start on. `is_wanted` decides which topics'
+    segments are written; the entries drop all other topics. `run`: that of the newest entry.
     """
     facts = backup.facts
     made = RestoredStore(facts.number, random_hex(_ID_BYTES), facts.topics)
@@ -114,7 +114,7 @@ def write_store(
 def _chosen(
     repository: Repository, store: ObjectStore, number: int | None, skipped: Collection[int]
 ) -> BackupFacts:
-    """The facts of the backup. `STORE` may be lost or damaged; every backup names its store."""
+    """The facts of the backup. Does not need `STORE`, because every backup names its store."""
     numbers = [each for each in repository.numbers() if each not in skipped]
     if not numbers:
         repository.owner()
@@ -126,7 +126,7 @@ def _chosen(
 
 
 def needed_bytes(facts: BackupFacts) -> int:
-    """How much room a restore of this backup needs."""
+    """The bytes that a restore of this backup needs."""
     pieces = [*facts.journal, *([] if facts.snapshot is None else [facts.snapshot])]
     return facts.segment_bytes + sum(piece.bytes for piece in pieces)
 
@@ -145,8 +145,8 @@ def make_target(
 ) -> list[Lock]:
     """*Blocking.* Make the folders, and lock them as a server does.
 
-    So two restores do not become one store. Refuses a disk with less room than `needed`, a folder
-    in use, and one inside `store` or another data directory.
+    The locks prevent two restores into one folder. Refuses a disk with less room than `needed`, a
+    folder in use, and one inside `store` or another data directory.
     """
     _refuse_small_disk(fs, needed, target)
     if lies_in(fs, target, store.path_of("").rstrip("/")):
@@ -156,7 +156,7 @@ def make_target(
     make_durable_dirs(fs, target, mode)
     locks = lock_folder(fs, target)
     try:
-        # Again: another restore, or a server, may have been quicker.
+        # Check again: another restore or a server may have been faster.
         _refuse_used(fs, target)
         for name in _FOLDERS:
             fs.make_dir(layout.join(target, name), mode)
@@ -177,7 +177,7 @@ def _refuse_used(fs: Fs, target: str) -> None:
 
 
 def _write_snapshot(fs: Fs, backup: StoredBackup, run: int, target: str) -> None:
-    """The same parts under a header of their own: the journal of the old store is not there."""
+    """Write the backup's snapshot without its facts about the old store's journal."""
     facts = backup.facts
     if facts.snapshot is None:
         return
@@ -191,7 +191,7 @@ def _write_snapshot(fs: Fs, backup: StoredBackup, run: int, target: str) -> None
 
 
 def _write_format(fs: Fs, target: str, store_id: str, run: int) -> None:
-    """No boot id: the start counts as one after a power loss. Durable when it returns."""
+    """Write `FORMAT` durably, without a boot id: the start counts as one after a power loss."""
     mark = FormatMark(
         store_id=store_id,
         run=run,

@@ -1,7 +1,8 @@
-"""Which backups `--keep 7d,4w,12m` keeps. Pure.
+"""Decides which backups `--keep 7d,4w,12m` keeps. Pure.
 
-Each rule keeps the newest backup of each of so many days, weeks or months (UTC) that have one; a
-rule without a letter keeps so many of the newest. The newest backup is always kept.
+A rule with a letter keeps the newest backup of each day, week or month (UTC) that has one, for as
+many of these as it says. A rule without a letter keeps that many of the newest backups. The newest
+backup is always kept.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ A segment's header, records and columns never change, so their objects are named
 the records and shared by all backups. Only the delete flags change; each backup has its own. Called
 by `backup` and `restore`.
 
-While a server runs, files may vanish between the reading of a manifest and their opening (a
-segment is dropped, or moved to the cold folder): the manifest is read again. An open file stays
-readable. The flags that are read may be newer than the manifest; every flag's delete is synced
-before it is set, so the journal, which is copied later, holds it.
+While a server runs, files may vanish between the reading of a manifest and their opening (a segment
+is dropped, or moved to the cold folder): then the manifest is read again. An open file stays
+readable. The flags may be newer than the manifest; but each delete is synced before its flag is
+set, so the journal, which is copied later, has it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from topics_server.wal.format.segment import decode_index
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.segments.files import Tiers
 
-# How often a manifest is read again because its files changed meanwhile.
+# How often a manifest is read again at most, because its files changed meanwhile.
 _TRIES = 10
 _DAMAGED = ".damaged"
 
 
 @dataclass(slots=True)
 class CopyCounts:
-    """Counts of a copy: `bytes` of all segments, `copied_bytes` of the objects that were new."""
+    """Counts of a copy: `bytes` of all segments, `copied_bytes` of the new objects."""
 
     segments: int = 0
     bytes: int = 0
@@ -49,7 +49,7 @@ class CopyCounts:
 
 
 class SealedCopier:
-    """Copies the segments of one data directory. `check`: called between chunks; may raise."""
+    """Copies the segments of one data directory. `check` is called between chunks and may raise."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class SealedCopier:
         self.damaged: set[str] = set()
 
     def topic_ids(self) -> list[int]:
-        """Topics that have a folder now."""
+        """The topics that have a folder now."""
         found = map(layout.parse_topic_dir, self._fs.list_dir(self._tiers.hot))
         return sorted(topic_id for topic_id in found if topic_id is not None)
 
     def copy(self, topic_id: int) -> SealedTopic | None:
-        """The topic's manifest and segments, with all their objects stored.
+        """Store all objects of the topic's segments; return its manifest and segments.
 
         None if it has no manifest. Raises `StorageError`.
         """
@@ -130,7 +130,8 @@ class SealedCopier:
                     return name, flags
                 if self._hash_of(file, end) == entry.data_checksum:
                     if stored is not None:
-                        # Cut off: every backup that needs it is mended.
+                        # The stored object is cut off; replacing it mends every backup that needs
+                        # it.
                         self._store.delete(name)
                     self._put(name, file, end, entry.data_checksum)
                     return name, flags
@@ -158,14 +159,14 @@ class SealedCopier:
             file.close()
 
     def _stored_size(self, name: str) -> int | None:
-        """Length of an object that is stored, and durable from now on; None if it is not there."""
+        """Make a stored object durable and return its length; None if it does not exist."""
         size = self._store.size(name)
         if size is not None:
             self._store.make_durable(name)
         return size
 
     def _put_damaged(self, topic_id: int, segment_id: int, suffix: str, file: File) -> str:
-        """Keep a damaged file as it is, under a name of its own."""
+        """Store a damaged file unchanged, under a name of its own."""
         size = file.size()
         checksum = self._hash_of(file, size)
         name = segment_object(topic_id, segment_id, checksum, _DAMAGED + suffix)
@@ -184,7 +185,7 @@ class SealedCopier:
         return digest.intdigest()
 
     def _chunks(self, file: File, size: int, checksum: int) -> Iterator[bytes]:
-        """The bytes once more; fails at the end if they are others than those that were hashed."""
+        """Read the bytes again; raises at the end if they differ from those that were hashed."""
         digest = xxhash.xxh3_64()
         for chunk in self._plain_chunks(file, size):
             digest.update(chunk)
@@ -263,7 +264,7 @@ def problems_of(store: ObjectStore, topic: SealedTopic) -> Iterator[str]:
 
 
 def object_chunks(store: ObjectStore, name: str) -> Iterator[bytes]:
-    """The content of an object named by its own checksum, which is compared at the end."""
+    """The content of an object whose name has its checksum; compares that at the end."""
     digest = xxhash.xxh3_64()
     for chunk in store.read(name):
         digest.update(chunk)
@@ -273,7 +274,7 @@ def object_chunks(store: ObjectStore, name: str) -> Iterator[bytes]:
 
 
 def _index_chunks(store: ObjectStore, name: str, entry: SegmentEntry) -> Iterator[bytes]:
-    """An index; an undamaged one is named by the checksum of its records."""
+    """The content of an index; the name of an undamaged one has the checksum of its records."""
     if _DAMAGED in name:
         yield from object_chunks(store, name)
         return

@@ -13,9 +13,9 @@ from topics_server.values.model import ConsumerHold, LossReason, StreamFacts, To
 
 
 class ProducerRepeat(msgspec.Struct, frozen=True):
-    """A producer's request that was accepted before; `seq` is the highest accepted of its epoch.
+    """A producer's repeated request; `seq`: the highest accepted seq of the epoch.
 
-    `is_last`: the request is that one, and it has records.
+    `is_last`: whether the request has that seq, and records.
     """
 
     epoch: int
@@ -26,9 +26,10 @@ class ProducerRepeat(msgspec.Struct, frozen=True):
 class Appended(msgspec.Struct, frozen=True, gc=False):
     """The result of an append: seqs `first_seq..last_seq`, and the head right after it (§2).
 
-    `throttle_wait_ms`: how long it waited under pressure, and for the topic's tail to be sealed.
-    `repeat`: nothing was appended, and the seqs are those of the producer's last request. `seqs`:
-    with a key for each record, the seq of each; they lie in `first_seq..last_seq`, as others may.
+    `throttle_wait_ms`: how long the append waited under pressure and for the topic's tail to be
+    sealed. `repeat`: nothing was appended, and the seqs are those of the producer's last request.
+    `seqs`: if each record has a key, the seq of each; `first_seq..last_seq` may contain other seqs
+    too.
     """
 
     first_seq: int
@@ -68,7 +69,7 @@ class Page(msgspec.Struct, frozen=True):
     earliest_seq: int
     gap: Gap | None = None
     scanned: int = 0
-    # The epoch of the topic that was read.
+    # The epoch of the topic.
     epoch: int = 1
 
     @property
@@ -85,7 +86,7 @@ class Page(msgspec.Struct, frozen=True):
 class BackwardRequest(msgspec.Struct, frozen=True):
     """A page of the seqs in `after_seq + 1 .. before_seq - 1`, newest first, already clamped.
 
-    `since`, `until`: only records committed at the one or later, and before the other.
+    Only records committed at `since` or later, and before `until`.
     """
 
     before_seq: int
@@ -98,9 +99,9 @@ class BackwardRequest(msgspec.Struct, frozen=True):
 
 
 class BackwardPage(msgspec.Struct, frozen=True):
-    """A read of one topic from a cursor down. The pieces ascend; callers show them reversed.
+    """A backward read of one topic from a cursor. The pieces ascend; callers reverse them.
 
-    Every seq from `next_before_seq` up to `before_seq`, where the page began, was examined.
+    The page began at `before_seq` and examined every seq down to `next_before_seq`.
     """
 
     pieces: list[Piece]
@@ -111,12 +112,12 @@ class BackwardPage(msgspec.Struct, frozen=True):
     gap: Gap | None = None
     scanned: int = 0
     epoch: int = 1
-    # Whether nothing of the range is left below.
+    # Whether the page reaches the lower end of the range.
     is_complete: bool = False
 
 
 class RangeMark(msgspec.Struct, frozen=True):
-    """Distinguishes two states of a range of seqs: `live` counts its live records."""
+    """Identifies the state of a range of seqs: `live` is the number of its live records."""
 
     topic_id: int
     epoch: int
@@ -125,9 +126,9 @@ class RangeMark(msgspec.Struct, frozen=True):
 
 
 class ConsumerState(msgspec.Struct, frozen=True):
-    """Where a consumer is; times in ms. `lag`: seqs behind it; `lag_ms`: age of its next record.
+    """A consumer's position; times in ms. `lag`: seqs after it; `lag_ms`: age of the next one.
 
-    `held_records`: records that are there only because of its `hold`.
+    `held_records`: records that caps keep only because of the consumer's `hold`.
     """
 
     topic: str
@@ -148,7 +149,8 @@ class ConsumerState(msgspec.Struct, frozen=True):
 class ReadAs(msgspec.Struct, frozen=True):
     """The consumer that a read is for.
 
-    `commits`: the read commits where it begins, a stream what its socket took.
+    `commits`: whether a read commits the position where it begins, and a stream the records that
+    its socket accepted.
     """
 
     consumer: str
@@ -156,11 +158,11 @@ class ReadAs(msgspec.Struct, frozen=True):
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """A read request, already clamped. `nodes`: records of these nodes are left out.
+    """A read request, already clamped. `nodes`: records of these nodes are omitted.
 
-    `filter`: only records that pass are read. `start` is resolved to a cursor when the topic is
-    read, and replaces `from_seq`. Seqs from `before_seq` on, and records committed at `until` or
-    later, are not examined. `read_as`: resolved before the topic is read.
+    `filter`: only records that pass are read. `start` replaces `from_seq`: it becomes a cursor when
+    the topic is read. Seqs from `before_seq` on, and records committed at `until` or later, are not
+    examined. `read_as`: resolved before the topic is read.
     """
 
     from_seq: int
@@ -187,14 +189,14 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class ReadStart(msgspec.Struct, frozen=True):
-    """Where a read begins, if not behind a seq: at a time, or at the last so many records."""
+    """Where a read begins if not after a seq: at a time, or a number of records before the end."""
 
     since: Moment | None = None
     last: int | None = None
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """The jobs of a queue (§10.7). `delayed`: neither ready nor in flight until their time."""
+    """The job counts of a queue (§10.7). `delayed` jobs are neither ready nor in flight yet."""
 
     ready: int
     in_flight: int
@@ -203,7 +205,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
 
 
 class TopicState(msgspec.Struct, frozen=True):
-    """A topic as `GET` shows it (§1.2). Times in ms, `None` if never; `stream`: if it is one."""
+    """A topic as `GET` shows it (§1.2). Times in ms, `None` if never; `stream`: of a stream."""
 
     name: str
     topic_id: int
@@ -250,7 +252,7 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class DeletedSeqs(msgspec.Struct, frozen=True):
-    """The result of a delete of exact seqs: the live ones, each reported to one caller only."""
+    """The result of a delete of exact seqs: those that were live; each is reported only once."""
 
     seqs: list[int]
     write_ms: float = 0.0

@@ -1,8 +1,8 @@
-"""Appends: one call, one entry, one ticket.
+"""Appends: one call makes one entry and one ticket.
 
 Every way to append (a client's call, records moved from another topic, a router's page) checks its
-preconditions, decides the entry and submits it; there is no `await` between decide and submit. What
-was submitted is a `PendingAppend`: it has one result, whether a task or a callback waits for it.
+preconditions, decides the entry and submits it; there is no `await` between decide and submit. A
+submitted append is a `PendingAppend`: it has one result, whether a task or a callback waits for it.
 Called through `store`, and by `stream_writes`; loop thread only.
 """
 
@@ -57,7 +57,7 @@ class PendingAppend(msgspec.Struct, eq=False):
             callback()
 
     def outcome(self, *, created: bool = False, throttle_wait_ms: float = 0.0) -> Appended:
-        """The answer, once the append is applied or has failed.
+        """The answer; call it once the append is applied or has failed.
 
         Raises the append's `TopicsError`.
         """
@@ -122,11 +122,10 @@ class Appends:
     ) -> Appended:
         """Append the records of one call, all or none (§2).
 
-        `config` is used only if this call creates the topic. `submitted` is told once the records
-        have their place in the topic: appends begun from then on come behind them. Raises
-        `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only`, the
-        limits' codes and those of `Producers.check`; with `check` what that raises, before
-        anything is staged.
+        `config` is used only if this call creates the topic. `submitted` is called once the order
+        of the records in the topic is fixed: later appends come after them. Raises `TopicsError`:
+        `topic_not_found`, `topic_full`, `throttled`, `storage_read_only`, the limits' codes and
+        those of `Producers.check`; with `check` also its errors, before anything is staged.
         """
         throttle_wait_ms = 0.0
         while (begun := self._begin(name, body, decoded, header_key, producer, check)) is None:
@@ -160,11 +159,11 @@ class Appends:
         flush_now: bool = False,
         check: ConditionCheck | None = None,
     ) -> PendingAppend | None:
-        """The step of `append` that waits for nothing; None if there is more to it.
+        """Begin what `append` does, without waiting; None if the append must wait.
 
-        Then nothing was done: something has to be waited for first, or the append repeats an
-        earlier one. For callers that have no task. `flush_now`: write immediately instead of
-        grouping with later appends of this loop turn. Raises what `append` raises.
+        After None nothing was done: something must be waited for first, or the append repeats an
+        earlier one. For callers that do not run in a task. `flush_now`: write immediately instead
+        of grouping with later appends of this loop turn. Raises what `append` raises.
         """
         begun = self._begin(name, body, decoded, header_key, producer, check)
         if not isinstance(begun, PendingAppend):
@@ -182,9 +181,10 @@ class Appends:
         producer: ProducerStamp | None,
         check: ConditionCheck | None,
     ) -> PendingAppend | Duplicate | StampRepeated | None:
-        """Check the preconditions, decide and submit; or the append that this one repeats.
+        """Check the preconditions, decide and submit; a repeated append returns the original.
 
-        None, with nothing done, while the name changes or the tail is long, or without a topic.
+        None, with nothing done, if the name is being changed, the tail is too long, or there is no
+        topic.
         """
         if name in self._pending_names.tickets:
             return None
@@ -210,7 +210,7 @@ class Appends:
 
     def submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
         """Submit a decided append, with the reservation of seqs it needs."""
-        # The reservation goes first: the FIFO makes an append that passes the ceiling wait for it.
+        # Submit the reservation first: the FIFO makes an append beyond the ceiling wait for it.
         last_seq = entry.first_seq + entry.count - 1
         if topic.ceiling_seq - last_seq < HEAD_RESERVE_SEQS // 2:
             reservation = decide_reservation(topic, entry.count)
@@ -261,12 +261,12 @@ class Appends:
     async def append_derived(
         self, name: str, body: bytes, source: Source, *, create: bool = True
     ) -> Appended:
-        """Move records: append copies, synced, and delete the originals; both before it returns.
+        """Move records: append synced copies and delete the originals; returns after both.
 
-        `body` holds one record for each seq of `source`. An ephemeral topic takes the copies as it
-        takes all it has: they are gone after a restart. `create`: make the topic if it is absent.
-        Raises `OutcomeUnknown` when only a restart tells what was moved; any other `TopicsError`
-        says that nothing was, `SourceGone` that some of it is there no more.
+        `body` holds one record for each seq of `source`. In an ephemeral topic the copies are lost
+        in a restart, like all its records. `create`: make the topic if it is absent. Raises
+        `OutcomeUnknown` if only a restart can find out what was moved. After any other
+        `TopicsError` nothing was moved; `SourceGone`: some originals no longer exist.
         """
         decoded = decode_copies(body)
         assert decoded.count == len(source.seqs) <= MOVE_RECORDS_MAX
@@ -302,9 +302,9 @@ class Appends:
     def append_page(
         self, topic: Topic, page: RouterPage, decoded: DecodedAppend, body: Callable[[], bytes]
     ) -> Ticket | None:
-        """Submit the copies of a router's page; None while something is settling on the topic.
+        """Submit the copies of a router's page; None while the topic is being changed.
 
-        `body`: what a frame has to carry. Nothing was staged when it raises `TopicsError`.
+        `body`: the body for the frame. Nothing was staged when it raises `TopicsError`.
         """
         if topic.name in self._pending_names or topic.staging.has_control:
             return None

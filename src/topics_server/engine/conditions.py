@@ -1,9 +1,9 @@
 """Decides conditional writes: waits for what a decision needs, then decides again.
 
-A write whose condition is undecided (`topic/writes/condition`) has staged nothing. Here it waits
-until the staged entry that it may conflict with is applied, or searches sealed segments off the
-loop, and is attempted again as a whole: its idempotency key, its topic and the list of segments may
-be others by then. Called through `store`; loop thread only.
+A write whose condition is undecided (`topic/writes/condition`) has staged nothing. This module
+waits until the staged entry that may conflict is applied, or searches sealed segments off the loop.
+Then it attempts the whole write again, because the idempotency key, the topic and the list of
+segments may have changed. Called through `store`; loop thread only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Conditions:
     async def decided(self, check: ConditionCheck | None, attempt: Callable[[], Awaitable[T]]) -> T:
         """Attempt a write until its condition is decided.
 
-        Raises what the attempt raises; the code of the condition if it does not hold.
+        Raises what the attempt raises, and the condition's error if the condition does not hold.
         """
         if check is None:
             return await attempt()
@@ -70,7 +70,7 @@ class Conditions:
 
 
 def _next_turn() -> asyncio.Future[None]:
-    """A future that resolves in the next turn of the loop; a socket waits for futures only."""
+    """A future that resolves in the next turn of the loop; sockets can only wait for futures."""
     loop = asyncio.get_running_loop()
     turn: asyncio.Future[None] = loop.create_future()
     loop.call_soon(_resolve, turn)

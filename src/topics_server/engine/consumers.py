@@ -1,7 +1,7 @@
 """Consumers: named, durable cursors of readers.
 
-A commit is one entry in the topic's FIFO, behind the records that it covers, and has the gate
-of the topic's class, at least a write. Called through `store`; loop thread only.
+A commit is one entry in the topic's FIFO, behind the records that it covers. It has the gate of the
+topic's class, but waits at least for its write. Called through `store`; loop thread only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConsumerCursors:
         self._commits = commits
         self._clock = clock
         self._pending_names = pending_names
-        # Topics that have consumers, and how many; None until they are first asked for.
+        # The number of consumers by topic; None until it is first needed.
         self._counts: dict[int, int] | None = None
         self._total = 0
         self._creating = 0
@@ -63,10 +63,10 @@ class ConsumerCursors:
         from_seq: int | None,
         hold: ConsumerHold | UnsetType | None = UNSET,
     ) -> tuple[ConsumerState, bool]:
-        """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was made.
+        """Get or create a consumer, at `from_seq` (None: the head); returns whether it is new.
 
-        One that exists stays where it is, and gets the `hold` unless that is unset. Durable before
-        it returns. Raises `topic_not_found`, `throttled`.
+        An existing consumer keeps its position, and gets the `hold` if that is set. Durable before
+        this returns. Raises `topic_not_found`, `throttled`.
         """
         while True:
             await self._pending_names.over(name)
@@ -87,7 +87,8 @@ class ConsumerCursors:
             if consumer in topic.consumers.known:
                 return self._seen(topic, consumer), is_new
             if entry is not None:
-                # It was deleted in the turn that made or changed it: that was done all the same.
+                # The consumer was deleted in the turn that made or changed it; report the change
+                # anyway.
                 done = ConsumerAt(entry.seq, entry.ts, entry.ts)
                 done.hold = None if entry.hold is UNSET else entry.hold
                 return self._state_of(topic, consumer, done), is_new
@@ -102,10 +103,10 @@ class ConsumerCursors:
         if_seq: int | None = None,
         topic_id: int | None = None,
     ) -> tuple[ConsumerState, bool]:
-        """Commit a seq, durable before it returns; whether the consumer moved.
+        """Commit a seq, durable before this returns; returns whether the consumer moved.
 
-        `topic_id`: the topic that the seq is of; a later one of its name is not meant. Raises
-        `topic_not_found` and what `decide_commit` raises.
+        `topic_id`: the topic of the seq; a later topic of the same name raises `topic_not_found`.
+        Raises `topic_not_found` and what `decide_commit` raises.
         """
         while True:
             await self._pending_names.over(name)
@@ -124,7 +125,7 @@ class ConsumerCursors:
         return self._seen(topic, consumer), entry is not None
 
     async def delete_consumer(self, name: str, consumer: str) -> bool:
-        """Forget a consumer, durable before it returns; False: there was none."""
+        """Delete a consumer, durable before this returns; False: there was none."""
         await self._pending_names.over(name)
         topic = self._registry.existing(name)
         entry = decide_consumer_delete(topic, consumer, self._clock.now_ms())
@@ -146,7 +147,7 @@ class ConsumerCursors:
     # -- states ----------------------------------------------------------------------------
 
     def consumer(self, name: str, consumer: str) -> ConsumerState:
-        """Where a consumer is. Raises `topic_not_found`, `consumer_not_found`."""
+        """The state of a consumer. Raises `topic_not_found`, `consumer_not_found`."""
         topic = self._registry.existing(name)
         known = topic.consumers.known.get(consumer)
         if known is None:
@@ -154,13 +155,13 @@ class ConsumerCursors:
         return self._state_of(topic, consumer, known)
 
     def read_start(self, name: str, consumer: str) -> int:
-        """The seq behind which a consumer reads; counts as its call. Raises like `consumer`."""
+        """The seq after which a consumer reads; counts as a use. Raises like `consumer`."""
         return self._seen(self._registry.existing(name), consumer).seq
 
     def list_consumers(
         self, name: str, after: str | None, page_size: int
     ) -> tuple[list[ConsumerState], str | None]:
-        """Consumers in name order after `after`, and the name to go on after if more follow."""
+        """Consumers in name order after `after`, and the name to continue after if more follow."""
         topic = self._registry.existing(name)
         names = sorted(each for each in topic.consumers.known if after is None or each > after)
         shown = names[:page_size]
@@ -182,7 +183,7 @@ class ConsumerCursors:
 
     @property
     def consumer_count(self) -> int:
-        """How many consumers the server has."""
+        """The number of consumers on the server."""
         self._counted()
         return self._total
 
@@ -214,7 +215,7 @@ class ConsumerCursors:
         )
 
     def _held_by(self, topic: Topic, known: ConsumerAt) -> int:
-        """How many records are there only because a consumer holds them."""
+        """The number of records that exist only because a consumer holds them."""
         if known.hold is None:
             return 0
         now_ms = self._clock.now_ms()

@@ -1,7 +1,7 @@
 """Deletes: by seq and tag, or of exact seqs.
 
-Before it decides, a delete by tag searches sealed segments off the loop and unsealed blocks in
-slices on it; the entry names the exact seqs. Called through `store`; loop thread only.
+Before a delete by tag is decided, sealed segments are searched off the loop, and unsealed blocks in
+slices on the loop; the entry has the exact seqs. Called through `store`; loop thread only.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from topics_server.engine.topic.writes.delete import (
 from topics_server.values.errors import StorageError
 from topics_server.values.model import TagMatch
 
-# How long one turn of the loop searches unsealed blocks.
+# The time for which one turn of the loop searches unsealed blocks.
 _SEARCH_SLICE_MS: Final = 1.0
 
 
 class SeqsDelete(msgspec.Struct, frozen=True):
-    """A submitted delete of exact seqs: the live ones; no ticket if there are none."""
+    """A submitted delete of exact seqs; `seqs`: the live ones, none without a ticket."""
 
     seqs: list[int]
     ticket: Ticket | None
@@ -83,16 +83,16 @@ class Deletes:
             if match is None:
                 break
             if topic is not searched_topic:
-                # Created again meanwhile: its segments have the same ids.
+                # The topic was created again meanwhile, and its segments may have the same ids.
                 searched_topic, searched, blocks = topic, {}, None
             wanted = segments_to_search(topic, before_seq, self._clock.now_ms())
             missing = [segment_id for segment_id in wanted if segment_id not in searched]
             if missing:
                 found = await self._fetcher.find_tags(topic.topic_id, missing, match)
-                # A segment dropped meanwhile has no live record left.
+                # A segment that was dropped meanwhile has no live record left.
                 searched.update({segment_id: found.get(segment_id, ()) for segment_id in missing})
             elif blocks is None:
-                # One pass: records appended meanwhile are searched when the delete is decided.
+                # Search once: records appended meanwhile are searched when the delete is decided.
                 blocks = await self._search_blocks(topic, before_seq, match)
             else:
                 break
@@ -156,17 +156,17 @@ class Deletes:
         return DeletedSeqs(delete.seqs, ticket.write_ms, ticket.sync_ms)
 
     async def delete_seqs(self, name: str, seqs: Sequence[int]) -> DeletedSeqs:
-        """Delete exact seqs (ascending): those that lived, told to one caller only."""
+        """Delete exact seqs (ascending); returns those that were live, each to one caller only."""
         await self._pending_names.over(name)
         topic = self._registry.existing(name)
         return await self.finish_delete(self.start_delete(topic, seqs))
 
 
 def _left(topic: Topic, now_ms: int) -> tuple[int, int, int]:
-    """The first live seq, the live records and their bytes, for the answer to a done delete.
+    """The first live seq, the live records and their bytes, for the answer to a finished delete.
 
-    Only an index tells which records are expired. Where it cannot be read they count as live until
-    expiry removes them: an error now would report a delete as failed that is applied.
+    Only an index shows which records are expired. If it cannot be read, they count as live until
+    expiry removes them: an error now would report an applied delete as failed.
     """
     try:
         return topic.earliest_seq(now_ms), *topic.live(now_ms)

@@ -1,12 +1,12 @@
 """Filters on the tag and the node of a record. Pure.
 
 A filter is a tree: leaves compare the tag or the node, inner nodes combine. Records without a tag
-match no leaf on tags, so `Not` of one matches them. `Matcher` decides rows of blocks in memory;
-sealed segments are searched through their index (`engine/read/filtered`). Requests are parsed in
-`api/messages/filters`.
+match no leaf on tags, so they match `Not` of such a leaf. `Matcher` decides rows of blocks in
+memory; sealed segments are searched through their index (`engine/read/filtered`). Requests are
+parsed in `api/messages/filters`.
 
-`matches` says what a filter means. `Matcher` decides the same by sets: 256 tags of one `In` or `Or`
-cost as much as one.
+`matches` defines the meaning of a filter. `Matcher` gives the same results by sets: 256 tags of one
+`In` or `Or` cost as much as one tag.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from topics_server.values.model import TagMatch
 
 
 class TagLeaf(msgspec.Struct, frozen=True, gc=False):
-    """A record whose tag matches one of these."""
+    """Passes a record whose tag matches one of these."""
 
     matches: tuple[TagMatch, ...]
 
 
 class NodeLeaf(msgspec.Struct, frozen=True):
-    """A record whose node is one of these."""
+    """Passes a record whose node is one of these."""
 
     nodes: frozenset[str]
 
 
 class AnyOf(msgspec.Struct, frozen=True):
-    """A record that one of the parts matches."""
+    """Passes a record that passes one of the parts."""
 
     parts: tuple[Filter, ...]
 
 
 class AllOf(msgspec.Struct, frozen=True):
-    """A record that every part matches."""
+    """Passes a record that passes every part."""
 
     parts: tuple[Filter, ...]
 
 
 class Not(msgspec.Struct, frozen=True):
-    """A record that the part does not match."""
+    """Passes a record that does not pass the part."""
 
     part: Filter
 
@@ -68,7 +68,7 @@ def matches(wanted: Filter, tag: str | None, node: str | None) -> bool:
 
 
 def has_node(wanted: Filter) -> bool:
-    """Whether a leaf looks at the node."""
+    """Whether the filter has a leaf on the node."""
     match wanted:
         case NodeLeaf():
             return True
@@ -93,9 +93,9 @@ def leaves_of(wanted: Filter) -> Iterator[TagLeaf | NodeLeaf]:
 
 
 def tags_of(wanted: Filter) -> tuple[TagMatch, ...] | None:
-    """Matches one of which every record that passes has; None if there are none.
+    """Tag matches of which every passing record has at least one; None if there are none.
 
-    So a record whose tag is none of them need not be looked at.
+    A record whose tag matches none of them need not be examined.
     """
     match wanted:
         case TagLeaf(found):
@@ -115,7 +115,7 @@ Decision = Callable[[str | None, str | None], bool]
 
 
 class _Labels:
-    """Whether a record has one of some tags, or of some nodes: two look-ups, however many."""
+    """Decides whether a record has one of these tags or nodes, by two look-ups."""
 
     def __init__(self, leaves: Iterable[TagLeaf | NodeLeaf]) -> None:
         matches_: set[TagMatch] = set()
@@ -127,7 +127,8 @@ class _Labels:
                 nodes |= leaf.nodes
         self._tags = frozenset(each.text for each in matches_ if not each.is_prefix)
         self._nodes = frozenset(nodes)
-        # No prefix begins with another, so a tag can only begin with the last one up to it.
+        # No prefix in the list begins with another one, so a tag can only begin with the last
+        # prefix that sorts before it.
         self._prefixes: list[str] = []
         for prefix in sorted(each.text for each in matches_ if each.is_prefix):
             if not self._prefixes or not prefix.startswith(self._prefixes[-1]):
@@ -144,7 +145,7 @@ class _Labels:
 
 
 def _compiled(wanted: Filter) -> tuple[Decision, int]:
-    """A function that decides as `matches`, and how many look-ups it makes at most."""
+    """A function that returns what `matches` returns, and how many look-ups it makes at most."""
     match wanted:
         case TagLeaf() | NodeLeaf():
             return _Labels((wanted,)), 1
@@ -161,7 +162,7 @@ def _compiled(wanted: Filter) -> tuple[Decision, int]:
 
 
 def _joined(compiled: list[tuple[Decision, int]], *, is_any: bool) -> tuple[Decision, int]:
-    """The decision that is `is_any` as soon as one of these is, and the sum of their costs."""
+    """A decision that returns `is_any` as soon as one of these does, and the sum of their costs."""
     decisions = tuple(decide for decide, _ in compiled)
     if len(decisions) == 1:
         return compiled[0]
@@ -179,8 +180,8 @@ class Matcher:
     """Decides records by their labels; each pair of labels is evaluated once.
 
     Topics have few labels and many records. Beyond `_KNOWN_MAX` pairs all are forgotten. `spent`
-    counts the look-ups so far: whoever examines many records stops when it has grown too much.
-    Matchers of equal filters are equal, and their hash costs nothing.
+    counts the look-ups so far: a caller that examines many records stops when `spent` is too high.
+    Matchers of equal filters are equal, and their hash is cheap.
     """
 
     _KNOWN_MAX = 4096

@@ -1,4 +1,4 @@
-"""The protocols of what the engine needs: journal, segments, snapshots, clock. Pure.
+"""The protocols that the engine needs: journal, segments, snapshots, clock. Pure.
 
 `wal/` satisfies the storage protocols without importing the engine; tests satisfy them with lists.
 All callbacks run on the loop's thread. Methods marked *blocking* are called off the loop only.
@@ -32,7 +32,7 @@ class JournalPort(Protocol):
 
     @property
     def shard_count(self) -> int:
-        """How many shards are open for writing."""
+        """The number of shards that are open for writing."""
         ...
 
     def shard_of(self, topic_id: int) -> int:
@@ -55,11 +55,11 @@ class JournalPort(Protocol):
         ...
 
     def flush(self, shard: int) -> None:
-        """Write the queued entries now, not at the end of the turn, if that delays no request."""
+        """Write the queued entries before the end of the turn, if that delays no request."""
         ...
 
     def reopen(self, shard: int) -> None:
-        """The loop has undone everything from `failed_from` on: accept submissions again."""
+        """Accept submissions again: the loop has undone everything from `failed_from` on."""
         ...
 
     def read_only_shards(self) -> Sequence[int]:
@@ -71,14 +71,14 @@ class JournalPort(Protocol):
         ...
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
-        """Like `sync_all`, for the shards that take writes.
+        """Like `sync_all`, but only for shards that accept writes.
 
         Returns how far every shard is synced.
         """
         ...
 
     async def hold_end(self, topic_id: int) -> None:
-        """Make durable how far the topic's shard is synced: the next write relies on it.
+        """Make the topic's shard's synced position durable: the next write relies on it.
 
         Best effort; raises no error of the disk.
         """
@@ -94,7 +94,7 @@ class JournalPort(Protocol):
 
 
 class SealedIndex(Protocol):
-    """The mapped columns of one sealed segment; row r is seq `first_seq + r`. Never blocks long."""
+    """The mapped columns of one sealed segment; row r is seq `first_seq + r`."""
 
     @property
     def segment_id(self) -> int:
@@ -162,17 +162,17 @@ class SegmentsPort(Protocol):
         """*Blocking.* Read rows as a block and verify every record's checksum.
 
         A record that fails is damage: raises `errors.Damaged` with the ranges of bad rows. Rows of
-        `unwanted` ranges (first, last) are left blank: no reader gets them.
+        `unwanted` ranges (first, last) stay blank: no reader gets them.
         """
         ...
 
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
     ) -> list[Block]:
-        """*Blocking.* Each of a few rows as a block, as `read` gives it.
+        """*Blocking.* Read a few rows, each as a block, like `read`.
 
-        The rows ascend or descend. The last block is the one with which they have `max_bytes`.
-        Raises what `read` raises, also for damage that `read` would not find again.
+        The rows ascend or descend. Stops after the block with which `max_bytes` are reached. Raises
+        what `read` raises, even for damage that a repeated `read` would not find.
         """
         ...
 
@@ -190,13 +190,13 @@ class SegmentsPort(Protocol):
     def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
         """*Blocking.* Set delete flags {segment id: rows}, in every tier's copy, and sync.
 
-        Returns the digests of the flags after that; a segment that is damaged or was dropped is
-        left out.
+        Returns the digests of the flags after that; without segments that are damaged or were
+        dropped.
         """
         ...
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
-        """*Blocking.* Take segments off the manifest, sync it, then unlink their files."""
+        """*Blocking.* Remove segments from the manifest, sync it, then unlink their files."""
         ...
 
     def drop_topic(self, topic_id: int) -> None:
@@ -219,16 +219,16 @@ class SegmentsPort(Protocol):
     ) -> tuple[FoundTopic, Sequence[SealedIndex]]:
         """*Blocking, recovery.* The files on disk for a topic, and its columns. Changes nothing.
 
-        Never raises for damaged files: the report lists them, to be judged after replay. `anchor`:
-        the snapshot's expectations about them.
+        Never raises for damaged files: the report lists them, and recovery evaluates it after
+        replay. `anchor`: the snapshot's expectations about them.
         """
         ...
 
     def finish_recovery(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
         """*Blocking, recovery.* Make the found files durable, remove superseded ones.
 
-        Called after the judgement, for a topic that was opened. `untrusted` segments are left
-        alone.
+        Called after the files were checked, for a topic that was opened. `untrusted` segments are
+        not changed.
         """
         ...
 
@@ -262,7 +262,7 @@ class SegmentsPort(Protocol):
 
 
 class Snapshots(Protocol):
-    """Published snapshots; the newest valid one wins, two are kept."""
+    """Published snapshots; two are kept, and the newest valid one is used."""
 
     def write(self, image: SnapshotImage) -> ReplayStart:
         """*Blocking.* Publish (temp, sync, rename, directory sync) and prune; keeps no reference.
@@ -290,11 +290,11 @@ class Replay(Protocol):
 
     @property
     def progress(self) -> float:
-        """The read part of the bytes, 0.0 to 1.0."""
+        """The share of the bytes that was read, 0.0 to 1.0."""
         ...
 
     def may_have_lost(self, topic_id: int) -> bool:
-        """After the last entry: acknowledged entries of the topic may be gone, in this boot too."""
+        """Whether acknowledged entries may be lost, even in this boot. After the last entry."""
         ...
 
 
@@ -311,7 +311,7 @@ class KeptAppends(Protocol):
 
 
 class Clock(Protocol):
-    """Time as the engine's drivers see it."""
+    """The clocks that the engine's drivers use."""
 
     def now_ms(self) -> int:
         """Wall clock, ms since the epoch; may step."""

@@ -1,7 +1,7 @@
 """The preconditions of every kind of write: one table, one check for each need.
 
-`NEEDS` lists for each kind of write what it needs, in the order in which it is checked. An unmet
-need is waited for where the table says so, else the write is refused and nothing is staged.
+`NEEDS` lists the needs of each kind of write, in the order of the checks. If a need is not met, the
+write waits where the table says so; otherwise it is refused and nothing is staged.
 `tests/unit/engine/test_preconditions.py` compares the table with every call of the store. Called by
 `appends`, `topic_admin` and `stream_writes`.
 """
@@ -20,7 +20,7 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.errors import TopicsError
 
-# How long an append waits for its topic's tail to be sealed before it is refused.
+# The time for which an append waits until its topic's tail is sealed; then it is refused.
 _SEAL_WAIT_MS_MAX: Final = 5_000
 
 
@@ -49,7 +49,7 @@ class Write(enum.Enum):
     DROP = "removal of a topic"
 
 
-# Deletes and drops free space, and a move deletes the records that it copies: they need no room.
+# These need no room: deletes and drops free space, and a move deletes the records that it copies.
 NEEDS: Final[dict[Write, tuple[Need, ...]]] = {
     Write.APPEND: (Need.STABLE_NAME, Need.DISK_ROOM, Need.SEALED_TAIL, Need.TOTAL_BYTES),
     Write.CREATING_APPEND: (Need.STABLE_NAME, Need.DISK_ROOM, Need.TOTAL_BYTES, Need.TOPICS),
@@ -65,9 +65,9 @@ NEEDS: Final[dict[Write, tuple[Need, ...]]] = {
 
 
 class Preconditions:
-    """The checks over disk, tails and quotas. `commit/pending_names` waits for names.
+    """The checks of disk, tails and quotas. `commit/pending_names` waits for names.
 
-    `is_disk_low`: not `Need.DISK_ROOM`, set by the space watch.
+    `is_disk_low`: whether `Need.DISK_ROOM` is not met; the space watch sets it.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Preconditions:
         self._registry.check_free(paths)
 
     def has_long_tail(self, topic: Topic) -> bool:
-        """Whether sealing is so far behind that memory would grow with the load."""
+        """Whether sealing is so late that memory would grow with the load."""
         log, quotas = topic.log, self._quotas
         is_long = log.tail_count > quotas.max_tail_records or log.tail_bytes > quotas.max_tail_bytes
         return is_long and not topic.is_ephemeral
 
     async def until_sealed(self, topic: Topic) -> float:
-        """Park until the tail is shorter; how long that took, ms. Raises `throttled`."""
+        """Wait until the tail is shorter; returns the wait in ms. Raises `throttled`."""
         began_ms = self._clock.monotonic_ms()
         while self.has_long_tail(topic):
             left_ms = began_ms + _SEAL_WAIT_MS_MAX - self._clock.monotonic_ms()
@@ -109,7 +109,7 @@ class Preconditions:
 
 
 def disk_nearly_full() -> TopicsError:
-    """429: fewer bytes are free than must stay free."""
+    """429: fewer bytes are free than required."""
     return limit_reached("min_free_bytes", "the disk is nearly full")
 
 

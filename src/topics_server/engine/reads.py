@@ -1,6 +1,6 @@
 """Reads: one page after a cursor, with or without waiting for records.
 
-`plan_page` decides what a page holds; sealed payloads come off the loop through `Fetcher`. Called
+`plan_page` decides which records a page has; `Fetcher` reads sealed payloads off the loop. Called
 through `store`; loop thread only.
 """
 
@@ -49,7 +49,7 @@ class Reads:
         self.is_draining = False
 
     async def read(self, name: str, request: ReadRequest) -> Page:
-        """One page after a cursor; waits up to `wait_ms` while there is nothing to tell (§3)."""
+        """One page after a cursor; waits up to `wait_ms` while there is nothing to report (§3)."""
         deadline = self._clock.monotonic_ms() + request.wait_ms
         search = None if request.filter is None else Search(request.filter)
         while True:
@@ -74,7 +74,7 @@ class Reads:
             )
             if page is None:
                 continue  # something moved or was found damaged: plan again
-            # Nothing can come into a range that ends below the head.
+            # A range that ends below the head gets no new records.
             is_over = upto_seq < page.head_seq and page.next_from_seq >= upto_seq
             if not page.is_empty or is_over or not request.wait_ms:
                 return page
@@ -87,13 +87,13 @@ class Reads:
             if page.caught_up and topic.log.head_seq == page.head_seq:
                 await self._waits.change_or_timeout(topic.topic_id, left_ms)
             else:
-                # Pages of records in memory wait for nothing.
+                # Pages of records in memory need no wait.
                 await asyncio.sleep(0)
 
     def read_resident(self, name: str, request: ReadRequest) -> Page | None:
-        """The page that `read` gives without waiting for records; None if it is not in memory.
+        """The page that `read` would return without waiting; None if it is not in memory.
 
-        For callers that have no task (docs/decisions/0142-one-form.md has the figures).
+        For callers that do not run in a task (docs/decisions/0142-one-form.md has the figures).
         """
         topic, now_ms = self._read_by(name)
         if request.start is not None or request.filter is not None:
@@ -101,7 +101,7 @@ class Reads:
         return self._fetcher.resident(topic, plan_page(topic, request, now_ms))
 
     def _read_by(self, name: str) -> tuple[Topic, int]:
-        """The topic, for which the read counts as interest, and the time."""
+        """The topic and the time; the read counts as a use of the topic."""
         topic = self._registry.existing(name)
         topic.last_read_ts = now_ms = self._clock.now_ms()
         return topic, now_ms
@@ -142,7 +142,7 @@ class Reads:
                 )
 
     async def _placed(self, topic: Topic, request: ReadRequest, now_ms: int) -> ReadRequest:
-        """The request with its start resolved to a cursor."""
+        """The request with its `start` replaced by a cursor."""
         start = request.start
         if start is None:
             return request
@@ -156,7 +156,7 @@ class Reads:
     async def _before_last(
         self, topic: Topic, count: int, request: ReadRequest, now_ms: int
     ) -> int:
-        """The cursor in front of the last so many records that a read takes."""
+        """The cursor before the last records that a read takes, as many as requested."""
         upto_seq = min(_upto_seq(topic, request, now_ms), topic.log.head_seq)
         earliest = topic.earliest_seq(now_ms)
         if count <= 0 or upto_seq < earliest:
@@ -185,7 +185,7 @@ class Reads:
         return earliest - 1
 
     async def cursor_of(self, name: str, request: ReadRequest) -> int:
-        """The cursor at which a read of the topic begins now."""
+        """The cursor at which a read of the topic would begin now."""
         while True:
             topic = self._registry.existing(name)
             placed = await self._placed(topic, request, self._clock.now_ms())
@@ -193,20 +193,20 @@ class Reads:
                 return placed.from_seq
 
     async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
-        """The page of a plan, read from disk where it has to be; None: plan it again."""
+        """The page of a plan, read from disk where necessary; None: plan it again."""
         return await self._fetcher.complete(topic, plan)
 
     def resident(
         self, topic: Topic, plan: PagePlan, held: Mapping[Fetch, Block] | None = None
     ) -> Page | None:
-        """The page of a plan if nothing of it has to be read from disk; `held`: see `Fetcher`."""
+        """The page of a plan if nothing must be read from disk; `held`: see `Fetcher`."""
         return self._fetcher.resident(topic, plan, held)
 
     async def read_rows(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[Block, int]]:
         """The records of these seqs (ascending), each as a block and its row in it.
 
-        Deleted, lost and damaged records are left out. Raises `topic_not_found` once the topic
-        is dropped.
+        Deleted, lost and damaged records are omitted. Raises `topic_not_found` once the topic is
+        dropped.
         """
         while (page := await self._fetcher.complete(topic, plan_rows(topic, seqs))) is None:
             if self._registry.get(topic.topic_id) is not topic:
@@ -236,18 +236,18 @@ class Reads:
         return RangeMark(topic.topic_id, topic.epoch, topic.earliest_seq(now_ms), live)
 
     def dead_slots(self, name: str) -> tuple[int, int]:
-        """The topic of a name and its seqs without a record: another when one is lost."""
+        """The topic of a name, and its number of seqs without a record, which losses change."""
         topic = self._registry.existing(name)
         return topic.topic_id, topic.log.head_seq - topic.log.live_count
 
     def drain(self) -> None:
-        """The server is stopping: answer every reader that waits for records now."""
+        """Answer every reader that waits for records now: the server is stopping."""
         self.is_draining = True
         self._notifier.notify_all()
 
 
 def _live_count(log: Log, first_seq: int, last_seq: int) -> int:
-    """The number of live records in the inclusive range; `Log.live_between` weighs them, too."""
+    """The number of live records in the inclusive range; cheaper than `Log.live_between`."""
     count, runs = 0, log.runs
     for index in range(log.run_at(first_seq), len(runs)):
         run = runs[index]

@@ -1,8 +1,8 @@
 """The engine's async front: the calls of the API and of the services, under one name.
 
-`appends`, `deletes`, `reads` and `topic_admin` do the work: each call decides against visible plus
-staged state (pure modules), submits one entry and waits for its ticket. A caller that goes away
-changes nothing: tickets belong to `commits`. Loop thread only.
+`appends`, `deletes`, `reads` and `topic_admin` do the work: each call decides by visible and staged
+state (in pure modules), submits one entry and waits for its ticket. If the caller is cancelled, the
+write continues, because tickets belong to `commits`. Loop thread only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Store:
     ) -> None:
         self._registry = registry
         self._commits = commits
-        # Names with a create, configure or drop in flight: others wait until it is settled.
+        # Names with a create, configure or drop in flight: other commands wait until it is applied
+        # or has failed.
         self.pending_names = PendingNames()
         self.append_limits = append_limits
         self.checks = checks = Preconditions(registry, quotas, notifier, clock)
@@ -64,8 +65,8 @@ class Store:
         self.delete_consumer, self.consumer = consumers.delete_consumer, consumers.consumer
         self.list_consumers, self.read_start = consumers.list_consumers, consumers.read_start
         self.consumer_lags = consumers.consumer_lags
-        # Bound once: a call through the store costs no frame of its own. `topic` raises
-        # `topic_not_found`; `topic_of` takes an id.
+        # Bind the methods once, so that a call through the store needs no additional frame. `topic`
+        # raises `topic_not_found`; `topic_of` takes an id.
         self.topic, self.topic_of = registry.existing, registry.get
         self.append, self.begin_append = appends.append, appends.begin_append
         self.append_derived, self.append_page = appends.append_derived, appends.append_page
@@ -92,7 +93,7 @@ class Store:
 
     @property
     def is_disk_low(self) -> bool:
-        """Whether appends are refused because the disk is full; calls that free space go on."""
+        """Whether appends are refused because the disk is nearly full."""
         return self.checks.is_disk_low
 
     @is_disk_low.setter
@@ -101,29 +102,29 @@ class Store:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server is going down."""
+        """Whether the server is shutting down."""
         return self.reads.is_draining
 
     # -- facts for probes ------------------------------------------------------------------
 
     @property
     def condition_counts(self) -> ConditionCounts:
-        """How many conditions of writes held, and how many did not."""
+        """How many conditions of writes were true, and how many were false."""
         return self.conditions.counts
 
     @property
     def topic_count(self) -> int:
-        """How many topics exist."""
+        """The number of topics."""
         return len(self._registry)
 
     @property
     def records_live(self) -> int:
-        """Live records of all topics."""
+        """The number of live records of all topics."""
         return self._registry.records_live
 
     @property
     def bytes_live(self) -> int:
-        """Live bytes of all topics."""
+        """The live bytes of all topics."""
         return self._registry.bytes_live
 
     @property
@@ -133,13 +134,13 @@ class Store:
 
     @property
     def damaged_records(self) -> int:
-        """Records lost to damage, of all topics."""
+        """The number of records of all topics that were lost to damage."""
         return self._registry.damaged_records
 
     def counts_by_class(self) -> dict[Durability, int]:
-        """Topics by durability class."""
+        """The number of topics by durability class."""
         return self._registry.counts_by_class()
 
     def read_only_shards(self) -> Sequence[int]:
-        """Journal shards that take no writes until a restart."""
+        """Journal shards that accept no writes until a restart."""
         return self._commits.read_only_shards

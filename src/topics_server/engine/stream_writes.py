@@ -1,8 +1,8 @@
 """Stream operations beside appends: create, fork, close, touch.
 
-A fork is made in steps: its topic with `is_copying` in its facts, pages of copies with the seqs
-they have in the source, and facts without it; what a crash leaves of one is dropped at the next
-start. Called by `streams/`; loop thread only.
+A fork is made in steps: first its topic, with `is_copying` in its facts, then pages of copies with
+the same seqs as in the source, then facts without `is_copying`. If a crash leaves an unfinished
+fork, the next start drops it. Called by `streams/`; loop thread only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics_server.values.record_codecs import body_of, with_grammar
 
 
 class StreamWrites:
-    """The entries of streams, submitted."""
+    """Decides and submits the entries of streams."""
 
     def __init__(
         self, store: Store, registry: Registry, commits: CommitPipeline, clock: Clock
@@ -45,10 +45,10 @@ class StreamWrites:
         records: tuple[bytes, DecodedAppend] | None,
         first_seq: int = 1,
     ) -> Topic | None:
-        """Make a topic that is a stream, with its first records if any; None if the name is taken.
+        """Create a stream's topic, with its first records if any; None if the name is taken.
 
-        `first_seq`: the seqs before it are another's. Durable before it returns. Raises what
-        `Store.check_room` raises of the stream's path.
+        `first_seq`: lower seqs belong to the source of the fork. Durable before it returns. Raises
+        the errors of `Store.check_room` for the stream's path.
         """
         store = self._store
         await store.pending_names.over(name)
@@ -84,7 +84,7 @@ class StreamWrites:
         return self.commits.submit(entry, gate_of(entry, topic), topic)
 
     def copy(self, topic: Topic, decoded: DecodedAppend) -> Ticket:
-        """Append to a fork that is being made what its source has. Raises `TopicsError`."""
+        """Append records of the source to a fork that is being made. Raises `TopicsError`."""
         assert topic.stream_facts.is_copying
         self._store.checks.check_bytes(decoded.payload_bytes)
         decoded = with_grammar(decoded)
@@ -103,8 +103,8 @@ class StreamWrites:
     def close(self, topic: Topic, producer: ProducerStamp | None) -> Ticket | StampRepeated | None:
         """Close a stream; None if it is closed and was not closed by a producer's request.
 
-        Raises `stream_closed` for a producer's request that was not the one that closed it, and
-        what `Producers.check` raises.
+        Raises `stream_closed` for a producer's request that is not the one that closed the stream,
+        and the errors of `Producers.check`.
         """
         facts = topic.stream_facts
         if producer is not None:
@@ -122,14 +122,14 @@ class StreamWrites:
     def change(
         self, topic: Topic, facts: StreamFacts, producer: ProducerStamp | None = None
     ) -> Ticket:
-        """These are the stream's facts from now on."""
+        """Replace the stream's facts."""
         now_ms = self._clock.now_ms()
         first_seq = topic.staged_seq + 1 if producer is not None else 0
         entry = StreamChanged(topic.topic_id, now_ms, facts, producer, first_seq)
         return self.commits.submit(entry, gate_of(entry, topic), topic)
 
     def note_use(self, topic: Topic) -> None:
-        """The stream is used now; journaled now and then, so that a restart knows it."""
+        """Note a use of the stream; some uses are journaled, so that they survive a restart."""
         stream = topic.stream
         if stream is None or stream.facts.ttl_s is None:
             return

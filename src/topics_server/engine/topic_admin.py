@@ -1,4 +1,4 @@
-"""Topics as a whole: create, configure, drop, list, show.
+"""Creates, configures, drops, lists and shows topics.
 
 Each change is one entry and is durable before its call returns; meanwhile commands on the name wait
 (`commit/pending_names`). Called through `store`; loop thread only.
@@ -28,7 +28,7 @@ from topics_server.values.model import TopicConfig, TopicType
 
 
 class TopicAdmin:
-    """Creates, configures, drops and shows topics. `queue_counts`: the jobs of a queue now."""
+    """Creates, configures, drops and shows topics. `queue_counts`: a queue's current jobs."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class TopicAdmin:
         self.queue_counts: Callable[[Topic], QueueCounts] | None = None
 
     async def stable_topic(self, name: str) -> Topic:
-        """The topic of a name once no create, configure or drop of it is in flight."""
+        """The topic of a name, once no create, configure or drop of it is in flight."""
         await self._pending_names.over(name)
         return self._registry.existing(name)
 
     async def create_topic(self, name: str, beside: Topic | None = None) -> Topic:
-        """The topic of a name, durable; made if there is none, on the shard of `beside`."""
+        """The topic of a name, durable; created on the shard of `beside` if it does not exist."""
         await self._pending_names.over(name)
         topic = self._registry.find(name)
         while topic is None:
@@ -73,7 +73,7 @@ class TopicAdmin:
         return topic
 
     def check_room(self, *names: str) -> None:
-        """Raises `throttled`, or what `Registry.check_free` raises, unless these may be made."""
+        """Raise `throttled` or the errors of `Registry.check_free` if these may not be created."""
         self._checks.check_topics(names)
 
     async def put_topic(
@@ -100,10 +100,10 @@ class TopicAdmin:
         *,
         check: ConditionCheck | None = None,
     ) -> PutOutcome:
-        """Give a topic the configuration that `change` makes of its own, None for a new topic.
+        """Change a topic's configuration: `change` gets the old one (None: a new topic).
 
-        `change` is called in the same step that decides, so that no other change is overwritten.
-        Raises what `check` raises, before anything is staged.
+        `change` is called in the step that decides, so that no other change is overwritten. Raises
+        what `check` raises, before anything is staged.
         """
         await self._pending_names.over(name)
         now_ms = self._clock.now_ms()
@@ -130,7 +130,7 @@ class TopicAdmin:
     async def drop_topic(
         self, name: str, *, if_empty: bool, check: ConditionCheck | None = None
     ) -> bool:
-        """Remove a topic with all it has (§1.4); durable before it returns. False: not there.
+        """Drop a topic with its records (§1.4); durable before this returns. False: no such topic.
 
         Raises what `check` raises, before anything is staged.
         """
@@ -151,7 +151,7 @@ class TopicAdmin:
         return True
 
     def state(self, name: str, *, touch: bool) -> TopicState:
-        """Where a topic is (§1.2)."""
+        """The state of a topic (§1.2)."""
         topic = self._registry.existing(name)
         now_ms = self._clock.now_ms()
         if touch:
@@ -180,7 +180,7 @@ class TopicAdmin:
 def _decide_condition(
     check: ConditionCheck | None, name: str, topic: Topic | None, now_ms: int
 ) -> None:
-    """Raise unless the write's condition holds of the topic of a name, or of its absence."""
+    """Raise the condition's error unless the topic of a name, or its absence, meets it."""
     if check is None:
         return
     if topic is None:

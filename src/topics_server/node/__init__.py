@@ -1,4 +1,4 @@
-"""The running store: what a data directory is opened with, its start, and its parts.
+"""The running store: its start, its parts and its stop.
 
 - `archiver`: keeps the continuous archive of the running store.
 - `backups`: backups of the running store, one at a time.

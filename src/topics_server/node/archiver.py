@@ -1,10 +1,10 @@
 """Keeps the continuous archive of the running store: parts all the time, bases now and then.
 
 Blocking calls run on threads of their own, so that a slow archive takes no thread from the store.
-Appends never wait: a part holds only what is synced already, and if the archive is behind by more
-than the journal may keep for it, a gap begins, which is told, and the next stretch stands on a new
-base. Every failure is tried again, but one: an archive that another server goes on in is left
-alone. Made by `boot`; started and closed by `node`.
+Appends never wait: a part holds only what is synced already, and if the archive lags by more bytes
+than the journal may keep for it, a gap begins: the log reports the gap, and the next stretch starts
+from a new base. The archiver retries after every failure except one: it stops if another server has
+taken over the archive. Made by `boot`; started and closed by `node`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from topics_server.values.storage_types import Offload
 from topics_server.wal.fs import Lock
 from topics_server.wal.journal.journal import Journal
 
-# How often the archiver looks whether a second or so many bytes have passed.
+# How often the archiver checks whether a second has passed or enough bytes for a part are
+# journaled.
 _POLL_S: Final = 0.1
 _INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
 # Threads: one for parts, one for a base, one for copies of damaged segments.
 _THREADS: Final = 3
-# Journaled bytes after which a base is made early: a restore replays the journal behind a base.
+# Journaled bytes after which a base is made early: a restore replays the journal after a base.
 _BASE_BYTES: Final = 1024 * MIB
-# Parts that a stop still writes.
+# How many parts a stop still writes at most.
 _LAST_PARTS: Final = 16
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ OpenStore = Callable[[], ArchiveStore]
 
 
 class _Base(NamedTuple):
-    """A base that is whole. `lost`: how often the journal was let go before it was cut."""
+    """A complete base. `lost`: the value of `Archiver._lost` when the base was made."""
 
     ready: ReadyBase
     lost: int
@@ -98,17 +99,18 @@ class Archiver:
         self._next_base_ms = 0.0
         self._is_closing = False
         self._woken = asyncio.Event()
-        # The last part is put, or will not be.
+        # Set when the last part is written, or will not be written.
         self._ended = asyncio.Event()
         self._retry_s = self._base_retry_s = 0.0
-        # Everything up to `_seen_lsn` was archived at `_seen_ms`, of the monotonic clock, when so
-        # much was journaled.
+        # At `_seen_ms` (monotonic clock) everything up to `_seen_lsn` was archived, and
+        # `_seen_bytes` were journaled.
         self._seen_lsn = 0
         self._seen_ms = ground.clock.monotonic_ms()
         self._seen_bytes = 0
         self._base_bytes = 0
         self._parts = self._part_bytes = self._bases = self._gaps = self._errors = 0
-        # How often the journal was let go, and why it must be now.
+        # How often the journal was released although the archive lacked entries, and the reason to
+        # release it again now.
         self._lost = 0
         self._lost_reason = ""
         self._is_stopped = False
@@ -121,7 +123,7 @@ class Archiver:
 
     @property
     def failures(self) -> list[str]:
-        """The current failures, without names of places."""
+        """The current failures, in texts that name no archive location."""
         if self._is_stopped:
             return ["nothing is archived any more: see the log"]
         found = ["archiving fails: see the log"] if self._last_error else []
@@ -149,8 +151,8 @@ class Archiver:
     async def read(self, call: Callable[[ArchiveStore, Callable[[], None]], T]) -> T:
         """Read from the archive on a thread of its own.
 
-        `call` gets the store and a check to call between chunks; the check raises once `call` must
-        end. Raises `StorageError` while the archive is not open.
+        `call` receives the store and a function `check`. It calls `check` between chunks; `check`
+        raises an error once `call` must end. Raises `StorageError` while the archive is not open.
         """
         while self._shipper is None and not (self._is_stopped or self._last_error):
             if self._is_closing:
@@ -226,7 +228,7 @@ class Archiver:
                 return
 
     async def _wait_for_work(self) -> None:
-        """Return after a second, or when a part's worth was journaled or a base is whole."""
+        """Return after a second, or once a part's bytes are journaled or a base is complete."""
         before, base = self._journaled_bytes(), self._base
         for _ in range(int(_INTERVAL_S / _POLL_S)):
             await self._pause(_POLL_S)
@@ -286,7 +288,7 @@ class Archiver:
         """Write one part, if there is anything to write."""
         base = self._base
         if base is not None and base.lost != self._lost:
-            # The journal behind it was not kept.
+            # The journal after this base was not kept, so the base is useless.
             base.announced.set_result(None)
             base = self._base = None
         if shipper.needs_base and base is None:
@@ -314,7 +316,7 @@ class Archiver:
         return sum(shard.counters.bytes for shard in self._journal.shards)
 
     async def _keep_bound(self) -> None:
-        """Keep no more of the journal than is allowed, and none if the disk needs it."""
+        """Begin a gap if the kept journal exceeds its limit, or if the disk is nearly full."""
         kept, reason = self._journal.archive_bytes, self._lost_reason
         if reason:
             await self._begin_gap(reason)
@@ -324,7 +326,7 @@ class Archiver:
             await self._begin_gap("the disk is nearly full, and the journal waits for the archive")
 
     async def _begin_gap(self, reason: str) -> None:
-        """Let the journal go; moments up to the next base cannot be restored."""
+        """Stop keeping the journal; moments from now to the next base cannot be restored."""
         shipper = self._shipper
         if shipper is None:
             await self._run_off(partial(note_gap, self._ground.fs, self._ground.directory.root))
@@ -348,12 +350,12 @@ class Archiver:
         if not shipper.needs_base:
             position = shipper.position
             age_ms = self._ground.clock.now_ms() - position.base_ts_ms
-            # Of a base from a time to come, the clock was set back since.
+            # A negative age means that the clock was set back after the base was made.
             is_old = not 0 <= age_ms < self._ground.settings.archive_base_interval_ms
             is_long = self._journaled_bytes() - self._base_bytes >= _BASE_BYTES
             if position.last_lsn <= position.base_lsn or not (is_old or is_long):
                 return
-        # Not sooner again, whatever becomes of it.
+        # No further attempt before this time, whatever the outcome of this one.
         self._next_base_ms = now_ms + _RETRY_S * 1000
         self._base_task = asyncio.get_running_loop().create_task(self._make_base(shipper))
         self._base_task.add_done_callback(log_defect)
@@ -366,8 +368,8 @@ class Archiver:
                 self._base_error, self._base_retry_s = "", 0.0
                 if self._is_stopped:
                     return
-                # Until a part names it, a prune must not remove what only it needs; the last part
-                # of a stop may.
+                # Until a part names the base, a prune must not remove files that only the base
+                # needs. The last part of a stop may name it.
                 self._base = base
                 await self._until_named(base)
             finally:
@@ -383,7 +385,7 @@ class Archiver:
             self._next_base_ms = self._ground.clock.monotonic_ms() + self._base_retry_s * 1000
 
     async def _until_named(self, base: _Base) -> None:
-        """Return once a part names a base, or none will."""
+        """Return once a part names the base, or no part will be written any more."""
 
         def end(_: object) -> None:
             if not base.announced.done():
@@ -448,7 +450,7 @@ class Archiver:
         self._last_error = str(error)
 
     async def _stop(self, error: ArchiveTaken) -> None:
-        """Leave the archive to the other server."""
+        """Stop archiving: another server has taken over the archive."""
         self._is_stopped = True
         log.error("nothing is archived any more: %s", error)
         shipper = self._shipper
@@ -469,5 +471,5 @@ class Archiver:
 
 
 def _longer(retry_s: float) -> float:
-    """How long to wait behind another failure."""
+    """The pause after one more failure: twice the last one, within the limits."""
     return min(_RETRY_MAX_S, max(_RETRY_S, 2 * retry_s))

@@ -35,7 +35,7 @@ class Runs(Protocol):
     """Makes a blocking call off the loop; `engine.ports.Offload.run`."""
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """Its result."""
+        """Make the call off the loop and return its result."""
         ...
 
 
@@ -64,7 +64,7 @@ class Backups:
         self.state = BackupState()
 
     def begin(self) -> BackupState:
-        """Start a backup, unless one is under way; the state of the one that runs now."""
+        """Start a backup unless one is under way; return the state of the running one."""
         if self._task is None and not self._is_closing:
             self.state = BackupState("running", started_ts=self._ground.clock.now_ms())
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -91,7 +91,7 @@ class Backups:
         self._newest_ts_ms = max(self._newest_ts_ms, newest)
 
     def _read_newest(self) -> int:
-        """When the newest backup was made that can be read."""
+        """The time of the newest readable backup; 0 if there is none."""
         repository = Repository(FolderStore.open(self._ground.fs, self._folder, write=False))
         for number in reversed(repository.numbers()):
             try:
@@ -101,7 +101,7 @@ class Backups:
         return 0
 
     async def close(self) -> None:
-        """End a backup that is under way; it does not exist then."""
+        """Stop a backup that is under way; it leaves no backup in the folder."""
         self._is_closing = True
         await self.wait()
 
@@ -179,7 +179,7 @@ async def copy_cut(
     checkpointer: Checkpointer,
     run: Runs,
 ) -> tuple[int, int]:
-    """Copy what belongs to one lsn; that lsn, and the time when it was the last one.
+    """Copy everything up to one lsn; return that lsn and the time when it was the newest.
 
     The caller keeps the journal from being trimmed. `run`: makes a blocking call off the loop.
     """

@@ -70,7 +70,7 @@ class Boot:
 
     @property
     def state(self) -> ServerState:
-        """The state of all handlers, which tells the progress of recovery."""
+        """The state that all handlers share; it holds the progress of recovery."""
         return self.ground.state
 
     def begin_drain(self) -> None:
@@ -137,8 +137,8 @@ class Boot:
             # Recovery releases the parts once they are restored.
             image = msgspec.structs.replace(image, parts=())
         self.state.progress = lambda: recovery.progress
-        # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
-        # be read or is gone, they are not.
+        # How the last run ended decides which heads are safe. No head is safe if the snapshot that
+        # held the heads is unreadable or missing.
         is_whole = not (ground.snapshots.found_damaged or lacks_heads(directory.mark, image))
         stop = Stop(
             was_clean=directory.was_clean and is_whole,
@@ -164,7 +164,7 @@ class Boot:
         moved = await writers.transfers.complete(recovery.marks)
         await writers.publish(next_lsn, heads_moved=found.heads_moved > 0 or known is not None)
         if known is not None:
-            # The snapshot holds these facts.
+            # The snapshot now holds the facts of the file `RESTORED`.
             await offload.run(partial(remove_restored, ground.fs, directory.root))
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         report = (
@@ -187,7 +187,7 @@ class Boot:
         return node
 
     async def _keep_for_archive(self, journal: Journal) -> None:
-        """Before the first trim: the archive needs the journal from its newest part on.
+        """Keep the journal from the archive's newest part on; called before the first trim.
 
         A run without an archive keeps nothing, and notes it: the next stretch needs a base.
         """
@@ -203,13 +203,13 @@ class Boot:
                 return
             position = await run(partial(read_position, ground.fs, root))
         except StorageError as error:
-            # The archiver cannot read it either, and takes no archive.
+            # The archiver cannot read the position either, and will not archive.
             log.warning("the journal is not kept for the archive: %s", error)
             return
         if position is not None and position.number and not position.is_gap:
             journal.keep_for_archive(position.last_lsn + 1)
         elif position is not None and position.intents:
-            # The part that begins a stretch may be there; the archiver looks, and knows its lsn.
+            # The first part of a stretch may exist already; the archiver checks and finds its lsn.
             journal.keep_for_archive(1)
 
     def open_journal(self, replay: JournalReplay, next_lsn: int, published: ReplayStart) -> Writers:
@@ -256,7 +256,7 @@ class Writers:
         self.commits.job_observers.append(ground.lease_table.observe)
         self.commits.change_observers += [ground.router_table.observe, self.pages.observe]
         self.transfers = Transfers(registry, self.commits, clock)
-        # Before the first snapshot: it ends the table's recovery.
+        # Make this before the first snapshot, because it ends the recovery of the session table.
         self.sessions = WatchSessions(
             ground.session_table,
             self.commits,
@@ -303,14 +303,15 @@ class Writers:
         self.sealer.on_moved += [self.checkpointer.moved, ground.notifier.notify]
 
     async def publish(self, next_lsn: int, *, heads_moved: bool) -> None:
-        """Note this boot and the wal set, on a snapshot where one is needed.
+        """Record this boot and the wal set in `FORMAT`; take a snapshot first if one is needed.
 
         Heads that moved are published before this boot is noted, and a new wal set starts on a
         snapshot, so that no entry of it depends on how the old one was sharded.
         """
         directory, shards = self.ground.directory, self.ground.settings.wal_shards
         if heads_moved or (self._is_new_set and not directory.is_new):
-            # While a set is listed each of its shards must have a file: listed anew, then trimmed.
+            # Each shard of a listed set must have a file, so update the list before trimming the
+            # files.
             await self.checkpointer.take(final=True, trim=False)
         oldest = self.checkpointer.trim_lsn
         await self.ground.offload.run(

@@ -1,4 +1,4 @@
-"""All that exists before recovery: the locked directory, the empty tables, and the outer world.
+"""What exists before recovery: the locked directory, empty tables, resources outside the process.
 
 Opening locks the data directory and the cold folder and changes nothing else. Called by `boot`.
 """
@@ -130,7 +130,8 @@ class Ground:
         fs = fs or OsFs()
         cold_dir = None if settings.cold_dir is None else str(settings.cold_dir)
         if cold_dir is not None:
-            # Before a new data directory is made where the disk of the old one is not mounted.
+            # Check first: if the disk of the old data directory is not mounted, no new directory
+            # may be made in its place.
             judge_before_start(fs, cold_dir, str(settings.data_dir))
         if settings.archive_url is not None:
             from topics_server.archive.continuous.places.opening import refuse_place
@@ -219,7 +220,7 @@ class Ground:
 
     def release(self) -> None:
         """Close files, helper processes and threads, and unlock the directory."""
-        # Its process has nothing to do any more: it ends at once.
+        # No request is left for its helper process, so the process ends at once.
         self.state.large_appends.close()
         self.segments.close()
         if isinstance(self.offload, ThreadOffload):

@@ -1,4 +1,4 @@
-"""Fetches whole copies of damaged segments from the archive, and puts them in place.
+"""Fetches undamaged copies of damaged segments from the archive, and puts them in place.
 
 Copies are read by a thread of the archiver, so that a slow archive takes no thread from the store;
 files are put in place by a thread of the store. Made by `boot` where there is an archive.
@@ -26,7 +26,7 @@ class ArchiveMending:
         self._archiver: Final = archiver
 
     async def prepare(self, topic_id: int, segment_id: int, known: KnownFlags) -> PreparedMend:
-        """See `MendingPort`. Not faster than the scrub reads."""
+        """See `MendingPort`. Reads at most as fast as the scrub."""
         rate = self._ground.settings.scrub_mib_per_second * MIB
         segments = self._ground.segments
         return await self._archiver.read(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """Storage and engine of one data directory. `report` tells in a line what recovery found."""
+    """Storage and engine of one data directory. `report`: the results of recovery, one line."""
 
     ground: Ground
     journal: Journal
@@ -190,7 +190,7 @@ class Node:
     def begin_drain(self) -> None:
         """Take no new requests; end every stream; answer every request that waits."""
         self.state.enter("draining")
-        # A session whose stream is ended here counts as open for the next start.
+        # The next start treats a session whose stream ends here as open.
         self.state.throttle.close()
         self.sessions.drain()
         self.queues.drain()
@@ -223,7 +223,8 @@ class Node:
         try:
             await self.journal.sync_open_shards()
             await self.checkpointer.take(final=True)
-            # Of a shard that is read-only the next start has to look what reached the disk.
+            # If a shard is read-only, the next start must examine which of its writes reached the
+            # disk.
             is_clean = not self.journal.read_only_shards()
         except StorageError as error:
             log.warning("no final snapshot, the next start replays the journal: %s", error)

@@ -5,7 +5,7 @@ applies lease entries and observes the entries of topics; pure modules hold the 
 
 - `dispatch/`: which waiting claimer gets which job.
 - `leases/`: which jobs are leased, due or unclaimed.
-- `acks`: from the jobs that a node names to the delete that completes them (§10.4).
+- `acks`: acks: deletes the jobs that a node completes (§10.4).
 - `answers`: the values that the queue service returns.
 - `claims`: claims that are answered at once (§10.2).
 - `dead_letter`: the record of a dead job, and the job of a dead letter (§10.6, redrive).

@@ -1,8 +1,8 @@
-"""Acks: from the jobs that a node names to the delete that completes them (§10.4).
+"""Acks: deletes the jobs that a node completes (§10.4).
 
 An ack deletes the records of its jobs by one entry, with the gate of the topic's class. Until that
-entry is applied or has failed the jobs are busy, and a repeated ack waits with the first one. The
-lease book decides; an ack goes on when its client disconnects. Made by `queue/service`; loop thread
+entry is applied or has failed, the jobs are busy, and a repeated ack waits for the first one. The
+lease book decides; an ack continues if its client disconnects. Made by `queue/service`; loop thread
 only.
 """
 
@@ -52,7 +52,7 @@ class Acks:
         seqs: Sequence[int],
         lease_ids: Sequence[int] | None,
     ) -> PendingAck:
-        """Delete those of these jobs that the node holds; nothing may be settling on the topic.
+        """Delete those of these jobs that the node holds. The topic must not be changing.
 
         Raises `TopicsError` if the delete is refused; then nothing has changed.
         """
@@ -68,7 +68,7 @@ class Acks:
             book.cancel_ack(held)
             raise
         if len(delete.seqs) < len(held):
-            # Another request deletes them already; this node has not acked them.
+            # Another request is already deleting these jobs; this node has not acked them.
             deleted = set(delete.seqs)
             lost = [seq for seq in matched.seqs if seq not in deleted]
             book.cancel_ack(lost)
@@ -91,9 +91,9 @@ class Acks:
 
 
 class PendingAck:
-    """A submitted ack. `tickets`: what its answer waits for; it goes on if nothing waits.
+    """A submitted ack. `tickets`: those that the answer needs. It continues if nothing waits.
 
-    `joined`: how many of its jobs are deleted by earlier acks, whose tickets are among `tickets`.
+    `joined`: how many of its jobs earlier acks delete; `tickets` includes their tickets.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ class PendingAck:
         self.joined = 0
 
     def join(self, seqs: Sequence[int], flying: dict[int, SeqsDelete]) -> None:
-        """These jobs are being deleted by earlier acks of the node: a retry waits with them."""
+        """Add jobs that earlier acks of the node are deleting: a retry waits for these acks."""
         for seq in seqs:
             delete = flying.get(seq)
             if delete is None or delete.ticket is None:
@@ -139,7 +139,7 @@ class PendingAck:
                 self.tickets.append(delete.ticket)
 
     def finish(self) -> None:
-        """The delete is applied, or has failed: the leases end, or are as before."""
+        """End the leases if the delete is applied; restore them if it has failed."""
         acks, delete, topic_id = self._acks, self._delete, self.topic.topic_id
         ticket = delete.ticket
         assert ticket is not None
@@ -157,7 +157,7 @@ class PendingAck:
     def when_resolved(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the ack has an outcome; now if it has. It must not raise.
 
-        Only for an ack that joins no other.
+        Only for an ack that joins no other ack.
         """
         assert not self.joined
         for ticket in self.tickets:

@@ -11,7 +11,7 @@ from topics_server.values.blocks import Block
 
 
 class LeasedJob(msgspec.Struct, frozen=True, gc=False):
-    """A job that was handed out, and its record, which is row `row` of `block`."""
+    """A job that was leased, and its record: row `row` of `block`."""
 
     seq: int
     lease_id: int
@@ -22,7 +22,7 @@ class LeasedJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """The result of a claim (§10.2): jobs by seq, and how many other jobs can be claimed."""
+    """The result of a claim (§10.2): jobs by seq, and the number of other claimable jobs."""
 
     jobs: list[LeasedJob]
     ready: int
@@ -31,8 +31,8 @@ class ClaimResult(msgspec.Struct, frozen=True):
 class FirstLeases(msgspec.Struct, frozen=True, gc=False):
     """Jobs that were leased for the first time, with their records.
 
-    Job i has the seq `seqs[i]`, the record `rows[i]` and the lease id `first_id + i`. `ready`: how
-    many other jobs can be claimed.
+    Job i has the seq `seqs[i]`, the record `rows[i]` and the lease id `first_id + i`. `ready`: the
+    number of other claimable jobs.
     """
 
     seqs: list[int]
@@ -43,9 +43,9 @@ class FirstLeases(msgspec.Struct, frozen=True, gc=False):
 
 
 class AckResult(msgspec.Struct, frozen=True):
-    """The result of an ack (§10.4): how many jobs are completed and deleted.
+    """The result of an ack (§10.4): the number of completed and deleted jobs.
 
-    `reasons`: the reason of each skipped job; nacks and extends have them too.
+    `reasons`: the reason of each skipped job; nacks and extends have reasons too.
     """
 
     acked: int
@@ -78,7 +78,7 @@ class Redriven(msgspec.Struct, frozen=True):
     """The result of a redrive: dead letters of `source` that are jobs again.
 
     `skipped`: requested letters that do not exist, come from another queue or are leased. `more`:
-    there may be others behind `next_after_seq`.
+    there may be other letters after `next_after_seq`.
     """
 
     source: str

@@ -1,9 +1,9 @@
 """Claims that are answered at once (§10.2).
 
-A claim of jobs that were never leased, from a queue on which nobody waits, needs no dispatcher, no
-entry and no task: it is decided and applied in one call. Every other claim (a coalescing window,
-waiting claimers, durable leases, a lease log, jobs that came back, records that are not in memory)
-takes the general path of `queue/service`, which gives the same answer. Loop thread only.
+If the jobs were never leased and no claimer waits on the queue, a claim needs no dispatcher, no
+entry and no task: it is decided and applied in one call. Every other claim (with a coalescing
+window, waiting claimers, durable leases, a lease log, returned jobs, records that are not in
+memory) takes the general path of `queue/service`, which gives the same answer. Loop thread only.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ImmediateClaims:
     def claim(
         self, topic: Topic, book: LeaseBook, node: str, max_jobs: int, lease_ms: int | None
     ) -> FirstLeases | None:
-        """The jobs of a claim that does not wait; None, without effect, if it is not a plain one.
+        """Claim jobs without waiting; None, without effect, if the claim needs the general path.
 
-        A claim that finds no job may wait: its result has no jobs then.
+        If there is no job, the result has no jobs; the caller may then wait.
         """
         config, dispatcher = topic.config, self._dispatcher
         if (

@@ -8,8 +8,8 @@ as its last members; the redrive removes them:
 
 `$dead_letter_error` is the reason of the last nack that gave one, and absent if no nack did. If
 `meta` was absent, a space precedes the last brace, because `{}` must stay `{}`. A letter that dies
-again has its new stamps behind the old ones: JSON parsers take the last of equal names. A trace
-stays where it is, before the rest of `meta`. Called by `queue/service`.
+again has its new stamps after the old ones: JSON parsers take the last of equal names. A trace
+stays where it is, before the rest of `meta`. Called by `queue/dispatch/dead_letter_moves`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from topics_server.values.blocks import BYTES_MARK, split_trace
 from topics_server.values.model import is_topic_name
 from topics_server.values.record_codecs import body_of
 
-# Exact: in valid JSON, `,"$` and `{"$` occur only where a member's name begins, and everything from
-# there to the last brace is on the level of `meta` itself.
+# The match is exact: in valid JSON, `,"$` and `{"$` occur only where a member's name begins, and
+# everything from there to the last brace is on the top level of `meta`.
 _STAMPED: Final = re.compile(
     rb'(,|\{[ \t\r\n]*)"\$dead_letter_from":"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})",'
     rb'"\$dead_letter_deliveries":(0|[1-9][0-9]{0,18}),'
@@ -36,7 +36,7 @@ _STAMPED: Final = re.compile(
 
 
 class Letter(msgspec.Struct, frozen=True, gc=False):
-    """A record as it is stored: `data` and `meta` as they were sent, `meta` empty if absent."""
+    """A record as it is stored; `data` and `meta` as bytes, `meta` empty if absent."""
 
     data: bytes
     tag: str | None = None
@@ -102,7 +102,7 @@ def unstamp(letter: Letter) -> Letter:
 
 
 def _find(meta: bytes) -> re.Match[bytes] | None:
-    """The position of the stamps: behind other members, or alone."""
+    """The position of the stamps: after other members, or alone."""
     found = _STAMPED.search(meta)
     if found is None:
         return None

@@ -1,10 +1,10 @@
 """One push stream (§10.8): keeps up to `max` jobs leased to one connection.
 
-It waits in its consumer queue like any claimer, and wants as many jobs as its connection has fewer
-than `max`: an ack, a nack or an expiry makes room for the next job, unless the stream is held back.
-Granted jobs are read and sent in small lots, each after the socket took the one before. When the
-stream ends, its unfinished jobs are released at once. Called by `api/queues/handlers`; loop thread
-only.
+It waits in its consumer queue like any claimer, and wants as many jobs as its connection lacks to
+`max`: an ack, a nack or an expiry makes room for the next job, unless the stream is held back.
+Granted jobs are read and sent in small lots, each after the socket has accepted the lot before.
+When the stream ends, its unfinished jobs are released at once. Called by `api/queues/handlers`;
+loop thread only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topics_server.queue.dispatch.consumer_queue import ClaimGrant, ConsumerQueu
 from topics_server.queue.service import QueueService
 from topics_server.values.errors import Code, StorageError, TopicsError
 
-# Jobs that are read and sent at a time.
+# The number of jobs that are read and sent at a time.
 _LOT_JOBS: Final = 16
 # Pause before a stream whose claim failed claims again.
 _PAUSE_MS: Final = 1_000
@@ -64,7 +64,7 @@ class Push:
         self._line = self._service.attend(self._topic, self)
 
     def close(self) -> None:
-        """The connection is closed: release its jobs at once. Idempotent."""
+        """Release the jobs at once: the connection is closed. Idempotent."""
         if self._is_over:
             return
         self._is_over = True
@@ -85,12 +85,12 @@ class Push:
         return self._service.room(self._topic, self.connection, self._max_jobs, now_ms)
 
     def take(self, grant: ClaimGrant) -> None:
-        """Send the jobs, and claim nothing more until that is done."""
+        """Send the jobs, and claim no more until that is done."""
         assert self._delivering is None
         self._delivering = asyncio.get_running_loop().create_task(self._hand_over(grant))
 
     def fail(self, error: TopicsError) -> None:
-        """Report the error and claim again after a pause; end if only a restart can help."""
+        """Report the error and claim again after a pause; end if only a restart helps."""
         if self._is_over:
             return
         if error.code is not Code.THROTTLED:
@@ -100,14 +100,14 @@ class Push:
         self._pause = self._service.alarm(_PAUSE_MS, self._go_on)
 
     def passed(self) -> None:
-        """The claim found no job: wait."""
+        """Wait: the claim found no job."""
 
     def lost(self, error: TopicsError) -> None:
-        """The queue was dropped."""
+        """End: the queue was dropped."""
         self._end(error)
 
     def hold_back(self) -> None:
-        """The worker is stopping: it finishes its jobs and gets no more."""
+        """Claim no more: the worker is stopping and only finishes its jobs."""
         self._is_held_back = True
 
     def drain(self) -> None:
@@ -115,7 +115,7 @@ class Push:
         self.close()
 
     def tick(self) -> None:
-        """Its pause may be over."""
+        """Run the timer of the pause if it is due."""
         if self._pause is not None:
             self._pause.tick()
 

@@ -4,8 +4,8 @@ A claim is decided and applied in one loop turn, unless the queue's leases are d
 waits for its entry like a write. A waiting claim (`wait_ms`), a push stream, and every claim while
 a coalescing window is open wait in the consumer queue (`dispatcher`). Payloads are read after the
 decision; unreadable jobs are released. Most claims need none of this (`claims`). An ack deletes the
-records, with the durability of the topic's class (`acks`). The lease book makes all decisions; a
-client that disconnects changes none. Called by `api/queues/handlers`, `api/operate/probes`,
+records, with the durability of the topic's class (`acks`). The lease book makes all decisions; the
+disconnect of a client changes no decision. Called by `api/queues/handlers`, `api/operate/probes`,
 `queue/push`; loop thread only.
 """
 
@@ -51,10 +51,10 @@ from topics_server.values.model import TagMatch, TopicConfig, TopicType
 
 log: Final = logging.getLogger(__name__)
 
-# A member of an enum costs a lookup, and every claim and ack asks.
+# Access to an enum member costs a lookup, and every claim and ack needs it.
 _QUEUE: Final = TopicType.QUEUE
-# Loop turns that a disconnect takes to reach a waiting claim: one that came before the jobs did is
-# seen, so that they are released and not leased to a client that is gone.
+# The number of loop turns until a waiting claim sees a disconnect. A disconnect before the jobs
+# arrived is then seen, so that the jobs are released and not leased to a disconnected client.
 _NOTICE_TURNS: Final = 4
 
 
@@ -77,9 +77,10 @@ class QueueService:
         self._store = store
         self._lease_table = lease_table
         self._on_moved = on_moved
-        # Every question to a book uses this clock: the book learns of a step before it is asked.
+        # Every call of a book uses this clock, so that the book is adjusted to a step before the
+        # call.
         self._clock = clock = step_clock = StepClock(clock)
-        # Leases may survive a kill: a connection of another start never has the same number.
+        # Leases may survive a kill, so connections of different starts never have the same number.
         self._connections = itertools.count((clock.now_ms() << 20) + 1)
         self.dispatcher = ClaimDispatcher(store, lease_table, notifier, clock)
         self.logs = LeaseLogs(store)
@@ -101,7 +102,7 @@ class QueueService:
         self.dispatcher.shift(by_ms)
 
     def readmit(self, topic_id: int, first_seq: int, last_seq: int) -> None:
-        """Jobs of these seqs that were damaged can be claimed again."""
+        """Make mended jobs of these seqs claimable again."""
         book = self._lease_table.find(topic_id)
         if book is not None:
             book.unclaimed.readmit(first_seq, last_seq)
@@ -120,7 +121,7 @@ class QueueService:
         wait_ms: int,
         gone: Callable[[], Awaitable[None]],
     ) -> ClaimResult | None:
-        """Lease jobs to a node (§10.2); waits up to `wait_ms` for the first one.
+        """Lease jobs to a node (§10.2); waits up to `wait_ms` for the first job.
 
         `gone` returns when the client has disconnected; then the result is None, and the leased
         jobs are released.
@@ -150,9 +151,9 @@ class QueueService:
     def claim_at_once(
         self, name: str, node: str, max_jobs: int, lease_ms: int | None, *, waits: bool
     ) -> FirstLeases | None:
-        """The short path of `claim` for most claims; None: nothing was done, call `claim`.
+        """The short path of `claim`, for most claims; None: nothing was done, call `claim`.
 
-        `waits`: the claim waits if there is no job.
+        `waits`: whether the claim may wait for a job.
         """
         found = self._stable_queue(name)
         if found is None:
@@ -192,7 +193,7 @@ class QueueService:
             raise
 
     def give_back_first(self, topic: Topic, leased: FirstLeases) -> None:
-        """Release leases whose jobs reach no client."""
+        """Release leases whose jobs do not reach a client."""
         book = self._lease_table.find(topic.topic_id)
         if book is not None:
             leases = zip(leased.seqs, itertools.count(leased.first_id), strict=False)
@@ -200,7 +201,7 @@ class QueueService:
             self.leasing.release(topic, book, entry)
 
     def coalesces(self, name: str) -> bool:
-        """Whether a claim of this queue may have to wait for a coalescing window."""
+        """Whether a claim on this queue may need to wait for a coalescing window."""
         topic = self._store.topic(name)
         return topic.config.claim_jitter_ms > 0
 
@@ -211,12 +212,12 @@ class QueueService:
         wait_ms: int,
         gone: Callable[[], Awaitable[None]],
     ) -> bool:
-        """Wait for the outcome; False if the client disconnected first."""
+        """Wait for the outcome; returns False if the client disconnected first."""
         self.dispatcher.listen(consumers)
         if wait_ms:
 
             def late() -> None:
-                # The window that it joined still serves it.
+                # The window that the claim joined still serves it.
                 if consumers.has_window:
                     consumers.tell_passed(poll)
                 else:
@@ -237,7 +238,7 @@ class QueueService:
                 poll.limit.cancel()
 
     def _give_up(self, poll: Poll) -> None:
-        """The client has disconnected."""
+        """End the claim of a disconnected client."""
         if not poll.outcome.done():
             poll.outcome.cancel()
         elif poll.outcome.exception() is None:
@@ -250,7 +251,7 @@ class QueueService:
     ) -> list[LeasedJob]:
         """The granted jobs from this seq on with their records, once the leases are durable.
 
-        Deleted jobs are left out. If reading fails, the jobs are released and this raises.
+        Deleted jobs are omitted. If reading fails, the jobs are released and the error is raised.
         """
         if grant.ticket is not None:
             await applied(grant.ticket)
@@ -285,7 +286,7 @@ class QueueService:
     def begin_ack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> PendingAck | None:
-        """Begin what `ack` does, if it waits for its own delete only; None: nothing was done."""
+        """Begin an ack that waits only for its own delete; None: nothing was done."""
         found = self._stable_queue(name)
         if found is None:
             return None
@@ -328,7 +329,7 @@ class QueueService:
     ) -> ExtendResult:
         """Extend leases to `lease_ms` from now (§10.6).
 
-        `no_more`: the push streams that delivered valid ones claim nothing any more.
+        `no_more`: the push streams that delivered these jobs claim no more.
         """
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
@@ -369,7 +370,7 @@ class QueueService:
         after_seq: int,
         max_jobs: int,
     ) -> Redriven:
-        """Turn dead letters of this queue into jobs again: these, the matching ones, or all.
+        """Turn dead letters of this queue into jobs again: the given, the matching or all ones.
 
         `source`: the topic that holds them; None for the queue's dead-letter topic.
         """
@@ -389,14 +390,14 @@ class QueueService:
             max_jobs=max_jobs,
         )
 
-    # -- who waits -------------------------------------------------------------------------
+    # -- waiting ---------------------------------------------------------------------------
 
     async def queue(self, name: str) -> tuple[Topic, LeaseBook]:
         """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
         return self._queue_of(name, await self._store.stable_topic(name))
 
     def _stable_queue(self, name: str) -> tuple[Topic, LeaseBook] | None:
-        """The result of `queue`; None while a create, configure or drop of it is in flight."""
+        """The result of `queue`; None while the topic is being created, changed or dropped."""
         if name in self._store.pending_names:
             return None
         return self._queue_of(name, self._store.topic(name))
@@ -409,7 +410,7 @@ class QueueService:
         return topic, book
 
     def configured(self, name: str, config: TopicConfig) -> None:
-        """Warn if a configured dead-letter topic would lose dead letters in a restart."""
+        """Log a warning if a configured dead-letter topic would lose dead letters in a restart."""
         if config.type is not TopicType.QUEUE or config.dead_letter is None:
             return
         try:
@@ -436,11 +437,11 @@ class QueueService:
         return max(0, max_jobs - held)
 
     def attend(self, topic: Topic, claimer: Claimer) -> ConsumerQueue:
-        """Have a claimer wait in line from now on."""
+        """Add a claimer to the end of its queue's line."""
         return self.dispatcher.attend(topic, claimer)
 
     def leave(self, consumers: ConsumerQueue, claimer: Claimer) -> None:
-        """The claim stops waiting."""
+        """Remove a claimer."""
         self.dispatcher.leave(consumers, claimer)
 
     def stir(self, topic: Topic) -> None:
@@ -448,18 +449,18 @@ class QueueService:
         self.dispatcher.stir(topic.topic_id)
 
     def give_back(self, grant: ClaimGrant, from_seq: int) -> None:
-        """Release granted jobs from this seq on: no client got them."""
+        """Release granted jobs from this seq on, because no client got them."""
         self.leasing.give_back(grant, from_seq)
 
     def release_connection(self, topic: Topic, connection: int) -> None:
-        """A push stream has ended: its jobs are claimable at once (§10.8)."""
+        """Release the jobs of an ended push stream: they are claimable at once (§10.8)."""
         book = self._lease_table.find(topic.topic_id)
         if book is not None:
             entry = book.decide_release(self._clock.now_ms(), connection)
             self.leasing.release(topic, book, entry)
 
     def alarm(self, after_ms: float, callback: Callable[[], None]) -> Alarm:
-        """Have something done later."""
+        """Call a function later."""
         return Alarm(self._clock, after_ms, callback)
 
     # -- counts and the end ----------------------------------------------------------------
@@ -473,7 +474,7 @@ class QueueService:
         return self._lease_table.count_in_flight(self._clock.now_ms(), slice_queues)
 
     def tick(self) -> None:
-        """Run the due timers: for clocks that are moved by hand."""
+        """Run the due timers; for clocks that tests move."""
         self.dispatcher.tick()
 
     def drain(self) -> None:

@@ -1,8 +1,8 @@
 """The wall clock of queues; it detects when the clock is set.
 
-Leases and delays are kept in ms of the wall clock, because clients and the next process read them;
-within a process they last as long as they were granted for. The difference between the wall clock
-and the monotonic clock changes only when the wall clock is set (or the machine was suspended, which
+Leases and delays are stored in ms of the wall clock, because clients and the next process read
+them; within a process they keep their granted length. The difference between the wall clock and the
+monotonic clock changes only when the wall clock is set (or when the machine was suspended, which
 the monotonic clock may not count). Each reading compares the difference with the last one. Made by
 `queue/service`, which shifts the books and the timers.
 """
@@ -14,15 +14,15 @@ from typing import Final
 
 from topics_server.engine.ports import Clock
 
-# Two readings differ by rounding, and by pauses of the thread between them.
+# Two readings may differ this much, by rounding and by pauses of the thread between them.
 _STEP_MS_MIN: Final = 10
 _LOOKS_MAX: Final = 5
 
 
 class StepClock:
-    """Satisfies `Clock`. `on_step` gets by how many ms the wall clock was set.
+    """Satisfies `Clock`. `on_step` is called with the ms by which the wall clock was set.
 
-    The owner sets `on_step` when the tables to shift exist; until then a step changes nothing.
+    Its owner sets `on_step` once the tables exist; before that a step changes nothing.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -45,9 +45,9 @@ class StepClock:
         return self._clock.monotonic_ms()
 
     def _agreed(self, now_ms: int, difference: int) -> tuple[int, int]:
-        """Read again until two readings agree: a thread paused between the clocks is not a step.
+        """Read again until two readings agree: a pause of the thread between them is not a step.
 
-        Returns the last reading and its difference; the last of `_LOOKS_MAX` if none agree.
+        Returns the last reading and its difference, after at most `_LOOKS_MAX` readings.
         """
         for _ in range(_LOOKS_MAX):
             before = difference
@@ -67,4 +67,4 @@ class StepClock:
 
 
 def _nothing_to_shift(_step_ms: int) -> None:
-    """No table exists yet."""
+    """Used before the tables exist."""

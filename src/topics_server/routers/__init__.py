@@ -5,6 +5,6 @@
 - `forward`: computes one router's copies of a source page: filter, hops, dedupe.
 - `pump`: reads sources from the routers' cursors and appends copies.
 - `router_table`: all routers: a projection of the journal with the graph's rules (§6).
-- `routes`: what each running router waits for.
+- `routes`: the running state of each router and each source.
 - `service`: the router service: put, get, list, delete (§6).
 """

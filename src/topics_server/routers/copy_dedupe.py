@@ -1,9 +1,9 @@
 """Which copies a destination already holds (`exactly_once`, §6).
 
 A cursor and its copies are one entry, so a router never repeats its own copies. A router that is
-created again under an old name reads its source from the start: the stamps of the copies in the
-destination tell which records to skip. A deleted or evicted copy leaves no stamp. Called by
-`routers/pump`.
+created again under an old name reads its source from the start. The stamps of the copies in the
+destination show which records the router must skip. A deleted or evicted copy leaves no stamp.
+Called by `routers/pump`.
 """
 
 from __future__ import annotations

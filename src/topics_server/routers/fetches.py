@@ -1,9 +1,9 @@
 """Reads sealed blocks for the next pages of routers.
 
-The block cache alone is not enough: a page of a sparse source has more blocks than it holds,
-so a page that is read again and again would never be complete. A router keeps the blocks that were
-read for it until its page is planned again; so deletes that came meanwhile count. A few routers
-hold blocks at the same time, the others wait. Loop thread only. Called by `routers/pump`.
+The block cache alone is not enough: a page of a sparse source can need more blocks than the cache
+holds, so its reads would never be complete. A router keeps the blocks that were read for it until
+its page is planned again; that plan includes later deletes. Only a few routers hold blocks at the
+same time; the others wait. Loop thread only. Called by `routers/pump`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from topics_server.engine.topic.topic import Topic
 from topics_server.routers.routes import RouterWork
 from topics_server.values.blocks import Block
 
-# Routers that hold blocks at the same time; a page has the blocks of up to `PAGE_SCAN_SLOTS_MAX`
-# records.
+# The maximum of routers that hold blocks at the same time. One page needs the blocks of up to
+# `PAGE_SCAN_SLOTS_MAX` records.
 _HOLDERS_MAX: Final = 2
 
 
@@ -35,7 +35,7 @@ class PageFetches:
     ) -> None:
         """Read the blocks of a plan and keep them for the router until `take`.
 
-        `is_copied`: whether another router has copied the same page meanwhile. Raises
+        `is_copied` returns whether another router has copied the same page meanwhile. Raises
         `StorageError` when a listed segment cannot be read.
         """
         await self._slots.acquire()

@@ -48,7 +48,7 @@ class Copies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the page brings neither copies nor losses."""
+        """Whether the page has neither copies nor lost records."""
         return not self.firsts and not self.lost
 
     def body(self) -> bytes:
@@ -84,8 +84,8 @@ def copy_page(
 def _lost(gap: Gap, definition: RouterDefinition) -> int:
     """How many lost records a gap reports to the destination.
 
-    In a possible cycle, losses that the source itself received from a router are not passed on:
-    they carry no hop count and would circulate for ever.
+    In a possible cycle, losses that the source received from a router are not reported: they carry
+    no hop count and would circulate for ever.
     """
     if gap.reason is LossReason.RECREATED:
         return 0

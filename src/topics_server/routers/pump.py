@@ -1,14 +1,14 @@
 """Reads sources from the routers' cursors and appends copies.
 
-Behind the write path. When a source changes, the notifier calls its listener, which queues the
-source's routers. The pump takes one page of one router after the other, for a fraction of a
-millisecond in each loop turn; then it has the destinations' shards written. The first change of a
-loop turn is routed at once, behind the answers to its writers, so that a client's next read finds
-the copies. A router has one page in flight: cursor and copies become visible in
-the same apply, then the next page follows. If the destination refuses a page, its router waits and
-tries again, longer each time; other routers do not wait for it. Routers at the same position with
-the same definition share the read and the copies. Loop thread only; sealed records are read off the
-loop. Called by `routers/service` and by the wiring.
+The pump runs after the write path. When a source changes, the notifier calls its listener, which
+queues the source's routers. The pump takes one page of one router after the other, for a fraction
+of a millisecond in each loop turn; then it flushes the destinations' shards. The first change of a
+loop turn is routed at once, after the answers to its writers, so that a client's next read finds
+the copies. A router has one page in flight: cursor and copies become visible in the same apply,
+then the next page follows. If the destination refuses a page, its router waits and tries again,
+longer each time; other routers do not wait for it. Routers at the same position with the same
+definition share the read and the copies. Loop thread only; sealed records are read off the loop.
+Called by `routers/service` and by the wiring.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ log: Final = logging.getLogger(__name__)
 _PAGE_BYTES: Final = MIB
 # How long routers run in one loop turn.
 _SLICE_MS: Final = 0.5
-# While others write (twice within this time), a turn ends after this many pages and the loop is
-# theirs for this long: meanwhile pages grow.
+# Others write if they submitted entries twice within `_OTHERS_MS`. Then a turn ends after
+# `_BUSY_PAGES` pages and the pump pauses for `_REST_S`; pages grow meanwhile.
 _OTHERS_MS: Final = 50.0
 _BUSY_PAGES: Final = 2
 _REST_S: Final = 0.001
-# Routers of one source that are queued at once.
+# The maximum of routers of one source that are queued at once.
 _QUEUED_AT_ONCE: Final = 64
 _RETRY_MS_MAX: Final = 1_000.0
-# Pages in flight to one shard under one gate; pages whose gate is met together are applied
-# together.
+# The maximum of pages in flight to one shard under one gate. Pages whose gate opens at the same
+# time are applied together.
 _IN_FLIGHT_MAX: Final = 16
-# Pages kept for other routers that reach the same position.
+# The maximum of pages kept for other routers that reach the same position.
 _SHARED_MAX: Final = 32
 # After this many seqs without a copy the cursor is journaled, so that a restart does not examine
 # them again.
@@ -84,7 +84,7 @@ class Pump:
         clock: Clock,
         moved: Callable[[int], None],
     ) -> None:
-        """`moved`: called with a topic whose cursors moved without an entry."""
+        """`moved` is called with each topic whose cursors moved without an entry."""
         self._table = table
         self._store = store
         self._commits = commits
@@ -102,23 +102,23 @@ class Pump:
         # Whether a turn was scheduled in this loop turn and has not begun, and whether one runs.
         self._may_route_now = False
         self._is_routing = False
-        # Destinations with pages that are not written yet.
+        # Destinations whose submitted pages are not flushed yet.
         self._unflushed: set[int] = set()
-        # Distinguishes entries that others submitted since the last look from the pump's own.
+        # Used to tell other entries that were submitted since the last check from the pump's own.
         self._lsn_seen = 0
         self._submitted = 0
         self._others_wrote_ms = -_OTHERS_MS
         self._others_until_ms = 0.0
-        # Pages of this turn; whether the next turn is scheduled for later.
+        # The number of pages of this turn, and whether the next turn is scheduled for later.
         self._pages_sent = 0
         self._is_resting = False
         self._fetches = PageFetches(store)
         self._loop = asyncio.get_running_loop()
 
-    # -- which routers there are -----------------------------------------------------------
+    # -- start, put, delete ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Start: everything is recovered and may be read and written."""
+        """Start the routers; called once everything is recovered and may be read and written."""
         self._table.on_put = self.put
         self._table.on_gone = self.gone
         for router in self._table:
@@ -167,7 +167,7 @@ class Pump:
             self._forget_cursor(router)
 
     def forget_blocks(self, source_id: int) -> None:
-        """A segment of this source was mended: blocks that were read before have blank rows."""
+        """Discard this source's blocks: a segment was mended, and they have blank rows."""
         for route in self._routes.values():
             if route.blocks is not None and route.blocks[0] == source_id:
                 self._fetches.take(route, None)
@@ -179,7 +179,7 @@ class Pump:
             self._moved(dest.topic_id)
 
     async def hold(self, router: Router) -> None:
-        """Start no new page, and return when none is in flight; until `put`."""
+        """Start no new page until `put` or `release`; return once no page is in flight."""
         route = self._routes.get(router.router_id)
         if route is None:
             return
@@ -188,7 +188,7 @@ class Pump:
             await resolved(route.in_flight)
 
     def release(self, router: Router) -> None:
-        """Let a held router go on unchanged."""
+        """Let a held router continue unchanged."""
         route = self._routes.get(router.router_id)
         if route is not None:
             route.is_held = False
@@ -203,7 +203,7 @@ class Pump:
         return max(router.start_seq, at.seq), at.copy_count
 
     def stalled(self, router: Router) -> tuple[str, str] | None:
-        """The reason why the router waits; None if it runs."""
+        """The reason why the router is stalled; None if it runs."""
         route = self._routes.get(router.router_id)
         return None if route is None else route.stalled
 
@@ -220,7 +220,7 @@ class Pump:
             task.cancel()
         await asyncio.gather(*fetching, return_exceptions=True)
 
-    # -- whose turn it is ------------------------------------------------------------------
+    # -- scheduling ------------------------------------------------------------------------
 
     def queue(self, route: RouterWork) -> None:
         """Queue this router."""
@@ -237,10 +237,10 @@ class Pump:
             self._schedule()
 
     def route_now(self) -> None:
-        """A source has changed: route it at once if the pump had nothing else to do.
+        """Route a changed source at once if the pump had nothing else to do.
 
-        What this brings, and what else changes in this loop turn, waits for the scheduled turn, so
-        that turns never nest.
+        Further changes in this loop turn, also those by the new copies, wait for the scheduled
+        turn, so that turns never nest.
         """
         if self._may_route_now and not self._is_routing:
             self._may_route_now = False
@@ -264,7 +264,7 @@ class Pump:
             self._shared.clear()
 
     def _route_slice(self) -> None:
-        """Route page after page for a slice of time, then have the destinations written."""
+        """Route page after page for a slice of time, then flush the destinations."""
         self._is_routing = True
         try:
             self._route_pages()
@@ -349,15 +349,15 @@ class Pump:
         return crowd
 
     def _leave(self, crowd: Crowd) -> None:
-        """A page was applied or failed: make room for the next router."""
+        """Make room for the next router: a page was applied or has failed."""
         crowd.count -= 1
         self._admit()
 
     def _admit(self) -> None:
         """Queue one router that waits for room, if there is room.
 
-        Called when a page leaves, and when a router's turn brought no page, so that no router waits
-        while nothing is in flight.
+        Called when a page is finished, and when a router's turn produced no page, so that no router
+        waits while nothing is in flight.
         """
         for crowd in self._crowds.values():
             while crowd.waiting and crowd.count < _IN_FLIGHT_MAX:
@@ -368,7 +368,7 @@ class Pump:
                     break
 
     def _knows_copies(self, route: RouterWork, dest: Topic, cursor_seq: int) -> bool:
-        """Whether the pump knows which copies of the next records the destination holds."""
+        """Whether it is known which copies of the next records the destination has."""
         router = route.router
         if cursor_seq >= router.known_seq:
             route.known = None
@@ -516,7 +516,7 @@ class Pump:
     def _resolved(self, route: RouterWork, ticket: Ticket) -> None:
         route.in_flight = None
         if route.is_over:
-            # A failed page has set its cursor back.
+            # A failed page has set the router's cursor back: forget the cursor again.
             self._forget_cursor(route.router)
             return
         if ticket.error is not None:
@@ -542,7 +542,7 @@ class Pump:
     # -- waiting ---------------------------------------------------------------------------
 
     def _refused(self, route: RouterWork, error: TopicsError) -> None:
-        """The destination refuses this page: try a smaller one, or later."""
+        """Retry a page that the destination refused: a smaller page, or later."""
         if error.code is Code.TOPIC_FULL and route.limit > 1:
             route.limit = max(1, route.limit // 8)
             self.queue(route)

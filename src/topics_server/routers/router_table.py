@@ -214,7 +214,7 @@ class RouterTable:
         if router is None:
             older = self._by_name.get(entry.name)
             if older is not None:
-                # With another source or another destination it is a new router.
+                # A router with another source or another destination counts as a new one.
                 self._remove(older)
             router = Router(
                 router_id=entry.router_id,

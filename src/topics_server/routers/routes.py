@@ -41,17 +41,17 @@ class RouterWork:
     def __init__(self, router: Router) -> None:
         self.router = router
         self.is_queued = False
-        # Being changed or deleted: no new page starts.
+        # Whether the router is being changed or deleted: no new page starts.
         self.is_held = False
         self.is_over = False
         self.in_flight: Ticket | None = None
         self.fetching: asyncio.Task[None] | None = None
-        # Sealed blocks of a source (by its topic id) that were read for the next page.
+        # The sealed blocks that were read for the next page, and the topic id of their source.
         self.blocks: tuple[int, dict[Fetch, Block]] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.stalled: tuple[str, str] | None = None
         self.retry_ms = RETRY_MS_MIN
-        # Records of a page; fewer if the destination has little room.
+        # The maximum of records in a page; lower while the destination has little room.
         self.limit = PAGE_RECORDS
         # Seqs up to `router.known_seq` whose copies the destination holds; None: not looked up yet.
         self.known: set[int] | None = None
@@ -91,7 +91,7 @@ class SourceRoutes:
         self.waiting: list[RouterWork] = []
 
     def notify(self) -> None:
-        """The topic moved."""
+        """Queue the routers of this source: the topic has changed."""
         if len(self.routes) == 1:
             for route in self.routes.values():
                 self.queue(route)

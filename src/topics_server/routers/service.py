@@ -95,7 +95,7 @@ class RouterService:
         return RouterListPage([self._state(router) for router in found], next_after)
 
     def routers_of(self, topic_name: str) -> list[str]:
-        """Names of the routers that dropping this topic deletes, in order."""
+        """Names of the routers that are deleted if this topic is dropped, in order."""
         try:
             topic = self._store.topic(topic_name)
         except TopicsError:
@@ -133,7 +133,7 @@ class RouterService:
         )
 
     async def _put(self, name: str, spec: RouterSpec) -> RouterOutcome | None:
-        """None if a topic was dropped while the change was decided."""
+        """Create or change the router; None if a topic was dropped meanwhile."""
         definition = spec.definition
         router = self._table.find(name)
         if router is not None and router.definition == definition:
@@ -171,8 +171,9 @@ class RouterService:
     async def _quiesce(self, router: Router) -> None:
         """Stop a router and make its copies as durable as the following change.
 
-        The changed router starts where this one ends: a copy that a power loss takes from the
-        destination would never be made again. A new router of the same name must find its copies.
+        The changed router starts where this one ends, so a copy that a power loss removed from the
+        destination would never be made again. A new router of the same name must find the copies of
+        this one.
         """
         await self._pump.hold(router)
         dest = self._store.topic_of(router.dest_id)
@@ -186,7 +187,7 @@ class RouterService:
     async def _topics(
         self, definition: RouterDefinition, *, create_dest: bool
     ) -> tuple[Topic, Topic]:
-        """Source and destination, created if missing: both, or none for lack of room."""
+        """Find source and destination; create both if missing, or none if one has no room."""
         missing = [n for n in (definition.source, definition.dest) if self._find(n) is None]
         if definition.dest in missing and not create_dest:
             raise topic_not_found(definition.dest)

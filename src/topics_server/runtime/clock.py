@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import Final
 
-# Monotonic clock in seconds, the one of `monotonic_ms`: a plain C call for what every request does.
+# The clock of `monotonic_ms`, in seconds: a plain C call, because every request reads it.
 monotonic_s: Final = time.monotonic
 
 
@@ -54,6 +54,6 @@ def random_u64() -> int:
 class SystemClock:
     """The machine's clocks behind the methods that `engine.ports.Clock` names."""
 
-    # Wall clock in ms since the epoch, which may step, and monotonic clock in ms.
+    # The wall clock in ms since the epoch (it may step), and the monotonic clock in ms.
     now_ms = staticmethod(now_ms)
     monotonic_ms = staticmethod(monotonic_ms)

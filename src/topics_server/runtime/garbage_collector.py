@@ -1,8 +1,8 @@
 """Schedules Python's garbage collector so that no loop turn is long.
 
 A collection stops the loop for about 1 us per examined object. So young objects are examined often
-and few at a time, old objects never: the objects of 100,000 topics would take 130 ms, and the
-server makes no long-lived cycles (`http/connection` breaks its own).
+and a few at a time, and old objects never. Examining the objects of 100,000 topics would take 130
+ms, and the server makes no long-lived cycles (`http/connection` breaks its own).
 
 Python collects when 700 more objects were allocated than freed. Under pressure as many are freed as
 are allocated, so thousands are young when a collection starts: it takes 4 ms and more, a dozen
@@ -18,14 +18,14 @@ import gc
 from typing import Final
 
 _THRESHOLDS: Final = (700, 2, 1_000_000)
-# Collections under pressure: their interval in seconds; one in this many also examines the objects
-# that the others left.
+# The interval of collections under pressure, in seconds. One in `_AGAIN` also examines the objects
+# that survived the other collections.
 _EVERY_S: Final = 0.01
 _AGAIN: Final = 3
 
 
 def rest() -> None:
-    """No collections until `begin`: objects made now stay."""
+    """Disable collections until `begin`: the objects of the start live as long as the process."""
     gc.disable()
 
 
@@ -40,7 +40,7 @@ def begin() -> None:
 
 
 def freeze() -> None:
-    """Freeze the objects of now after collecting the young garbage.
+    """Collect the young garbage, then freeze all existing objects.
 
     Otherwise the first collection after many topics were created examines all of them at once.
     """
@@ -57,7 +57,7 @@ class Collections:
         self._looks = 0
 
     def on_pressure(self, is_pressed: bool) -> None:
-        """Pressure begins or ends."""
+        """Start or stop the collections by the clock, as pressure begins or ends."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None

@@ -43,7 +43,7 @@ def end_helper(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def killed_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
-    """Kill the child if the block takes longer; closed pipes then end the block's wait."""
+    """Kill the child if the `with` block takes longer; its closed pipes end the block's wait."""
     timer = threading.Timer(seconds, child.kill)
     timer.start()
     try:

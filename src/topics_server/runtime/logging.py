@@ -24,17 +24,17 @@ from typing import Any, Final, NamedTuple, Protocol
 from topics_server.runtime.clock import now_ms
 from topics_server.runtime.metrics import log
 
-# Waiting lines at most; further ones are dropped.
+# The maximum of waiting lines; further ones are dropped.
 LINES_MAX: Final = 10_000
 # How long the end of the process waits for unwritten lines.
 CLOSE_WITHIN_S: Final = 2.0
 # Characters of a logged path: more are of no use to a reader.
 _PATH_CHARS_MAX: Final = 512
 _JOINED_LINES_MAX: Final = 200
-# Behind the last line: nothing is written after it.
+# Marks the end of the queue: nothing is written after it.
 _LAST: Final = "\0last"
-# Events that uvicorn logs as errors of the server, although any client can cause them; they are
-# answered.
+# Events that uvicorn logs as errors of the server. Any client can cause them, and each gets an
+# answer.
 _CLIENTS_FAULTS: Final = (
     "ASGI callable returned without completing handshake",
     "Invalid UTF-8 sequence received from client",
@@ -51,7 +51,7 @@ class LogSettings(Protocol):
 
     @property
     def log_level(self) -> str:
-        """The least level of our own lines."""
+        """The lowest level of the server's own lines that is logged."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class LogSettings(Protocol):
 
     @property
     def access_log_sample(self) -> int:
-        """One in this many requests is logged with `sampled`; errors of the server (5xx) always."""
+        """`sampled` logs one in this many requests, and every server error (5xx)."""
         ...
 
 
@@ -84,7 +84,7 @@ class Access(NamedTuple):
 
 
 def blotted(text: str) -> str:
-    """The text without what follows `Bearer`, `token=` or `ticket=`."""
+    """The text without the secrets after `Bearer`, `token=` and `ticket=`."""
     return _SECRET.sub(r"\1***", text)
 
 
@@ -144,7 +144,7 @@ Lines = TextLines | JsonLines
 class LogOutput(logging.handlers.QueueListener):
     """The queue of lines, the thread that writes them, and the number of dropped lines.
 
-    The listener's thread takes a line and all that wait behind it, and writes them in one go.
+    The listener's thread takes one line and all lines queued after it, and writes them in one call.
     """
 
     queue: queue.SimpleQueue[str | Access | None]
@@ -175,7 +175,7 @@ class LogOutput(logging.handlers.QueueListener):
         thread.join(within_s)
 
     def handle(self, record: Any) -> None:
-        """On the thread: write this line and those that wait behind it."""
+        """Write this line and the lines queued after it; runs on the log's thread."""
         waiting = [record]
         while record is not _LAST and len(waiting) < _JOINED_LINES_MAX:
             try:
@@ -201,12 +201,12 @@ class LogOutput(logging.handlers.QueueListener):
         try:
             self._write("".join(f"{line}\n" for line in shown).encode("utf-8", "replace"))
         except OSError:
-            # The reader of standard error is gone.
+            # The reader of standard error has ended.
             self.dropped += len(lines)
 
 
 class LineHandler(logging.handlers.QueueHandler):
-    """Renders a record at once, since the objects that it names may change; writes nothing."""
+    """Renders a record at once, because the objects in it may change later; writes nothing."""
 
     def __init__(self, output: LogOutput, lines: Lines) -> None:
         super().__init__(output.queue)
@@ -214,7 +214,7 @@ class LineHandler(logging.handlers.QueueHandler):
         self.setFormatter(lines)
 
     def prepare(self, record: logging.LogRecord) -> str:
-        """The record as its line."""
+        """Render the record to its line."""
         return self.format(record)
 
     def enqueue(self, line: Any) -> None:
@@ -223,7 +223,7 @@ class LineHandler(logging.handlers.QueueHandler):
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn says more than that a client sent something wrong."""
+    """Whether a line of uvicorn reports more than a client's mistake."""
     return not str(record.msg).startswith(_CLIENTS_FAULTS)
 
 
@@ -243,9 +243,10 @@ def set_up(settings: LogSettings) -> LogOutput:
 
 
 def standard_error_writer() -> Callable[[bytes], None]:
-    """A writer to standard error that bypasses Python's buffer, whose lock the exit takes.
+    """A writer to standard error that bypasses Python's buffer.
 
-    A thread that waits in that buffer would keep the process from ending.
+    The exit takes the buffer's lock: a thread that waits in the buffer would keep the process from
+    ending.
     """
     stream = sys.stderr
     try:
@@ -268,7 +269,7 @@ def standard_error_writer() -> Callable[[bytes], None]:
 
 
 class AccessLog:
-    """Decides which answers are logged: all, or a sample and every error of the server."""
+    """Decides which answers are logged: all of them, or a sample and every server error."""
 
     __slots__ = ("_every", "_output", "_passed")
 
@@ -300,7 +301,7 @@ class AccessLog:
 
 
 def access_log(settings: LogSettings, output: LogOutput) -> AccessLog | None:
-    """The access log that the settings ask for, if any."""
+    """The access log according to the settings; None if it is off."""
     match settings.access_log:
         case "full":
             return AccessLog(output, 1)

@@ -12,7 +12,7 @@ from topics_server.runtime.metrics import Facts
 
 
 class Buckets(NamedTuple):
-    """A histogram: inclusive upper bounds with how many are not above them; and the sum."""
+    """A histogram: the number of values up to each inclusive bound, and the sum of all values."""
 
     rows: list[tuple[str, float]]
     total: float
@@ -29,7 +29,7 @@ class MetricRow(NamedTuple):
 
 
 class MetricSection(NamedTuple):
-    """The metrics of one part of the facts."""
+    """The metrics that read one part of the facts of a scrape."""
 
     part: Callable[[Facts], Any]
     rows: tuple[MetricRow, ...]

@@ -2,9 +2,9 @@
 
 A section belongs to one part of the facts of a scrape; if the part is absent, so are its metrics. A
 getter returns a number, a dict from a label's value to a number, or the buckets of a histogram;
-None: the metric is absent now. `TOPIC_ROWS`, `QUEUE_ROWS`, `ROUTER_ROWS`, `VIEW_ROWS` are of one
-topic, queue, router or view each. A new metric is one row here and one field of `runtime/metrics`.
-Called by `prometheus`.
+None: the metric is absent now. `TOPIC_ROWS`, `QUEUE_ROWS`, `ROUTER_ROWS` and `VIEW_ROWS` describe
+one topic, queue, router or view each. A new metric is one row here and one field of
+`runtime/metrics`. Called by `prometheus`.
 """
 
 from __future__ import annotations
@@ -510,7 +510,7 @@ TOPIC_ROWS: Final = (
         "gauge", "topics_topic_bytes_live", "Bytes of those records.", lambda topic: topic.bytes
     ),
 )
-# Only queues have these.
+# Only topics of type `queue` have these metrics.
 QUEUE_ROWS: Final = (
     MetricRow(
         "gauge",

@@ -1,10 +1,10 @@
 """Counters and histograms, and the snapshot a scrape reads.
 
-Drivers count (a shard its frames, a route its answers) in plain integers; nothing here waits or
-locks. Only existing parts report: the metrics of an absent part are absent, not zero. Pure code
-does not report. `log` is the server's one logger. Called by `wal/journal/wal_writer`,
-`api/access_log`, `node`; `api/operate/metrics_snapshot` gathers the facts of a scrape,
-`runtime/prometheus` renders them.
+The parts of the server count in plain integers (a shard counts its frames, a route its answers);
+nothing here waits or locks. Only existing parts report: the metrics of an absent part are absent,
+not zero. Pure code does not report. `log` is the server's one logger. Called by
+`wal/journal/wal_writer`, `api/access_log`, `node`; `api/operate/metrics_snapshot` gathers the facts
+of a scrape, `runtime/prometheus` renders them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 
 log: Final = logging.getLogger("topics_server")
 
-# Topics in the per-topic block; with more, the block says that it was cut.
+# The maximum of topics in the per-topic block; a metric reports whether topics were left out.
 TOPICS_SHOWN_MAX: Final = 2000
-# Routers in the per-router block and views in the per-view block, likewise.
+# The maximum of routers in the per-router block, and of views in the per-view block.
 ROUTERS_SHOWN_MAX: Final = 2000
 TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -67,7 +67,7 @@ class StepHistogram:
         self.total = 0
 
     def observe(self, number: int) -> None:
-        """Count one number; a negative one (a stepped clock) by its size."""
+        """Count a number; a negative one (the clock stepped) by its absolute value."""
         self.counts[number.bit_length()] += 1
         self.total += number
 
@@ -78,7 +78,7 @@ class RequestMetrics:
     __slots__ = ("classes", "times_us")
 
     def __init__(self) -> None:
-        # By the first digit of the status; 0 is not used.
+        # Indexed by the first digit of the status; index 0 is not used.
         self.classes = [0] * 6
         self.times_us = StepHistogram()
 
@@ -223,7 +223,7 @@ class RecoveryFacts(msgspec.Struct, frozen=True):
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):
-    """Connections, and how many went beyond a bound; `most` 0: no cap.
+    """Connections, and how many exceeded a limit. `most`: the limit, 0 if there is none.
 
     `put_off`: how often received bytes were read in a later loop turn. `receiving_bytes`: bytes of
     bodies and messages being received, at most `receiving_most` (0: no cap); `receiving_refused`:
@@ -251,11 +251,11 @@ class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     waiting_bytes: int
     queued: int
-    # By reason: `late`, not served in time; `full`, too much waited when it came.
+    # Refused requests by reason: `late`, not served in time; `full`, too much waited at arrival.
     throttled: dict[str, int]
-    # Served before more urgent ones, as their topic was served longest ago.
+    # Requests that were served before more urgent ones because their topic was served longest ago.
     fair: int = 0
-    # Effective priority from which work begins at once; None: nothing waits.
+    # Work of this effective priority or a higher one begins at once; None: nothing waits.
     threshold: int | None = None
 
 
@@ -286,7 +286,7 @@ class ArchiveMetrics(msgspec.Struct, frozen=True, kw_only=True):
 class ScrubMetrics(msgspec.Struct, frozen=True):
     """Counts of the scrub of sealed segments since the start.
 
-    `last_pass_ts_ms`: when the last whole pass ended, 0 if none has.
+    `last_pass_ts_ms`: when the last complete pass ended; 0 if none has.
     """
 
     bytes: int
@@ -297,7 +297,7 @@ class ScrubMetrics(msgspec.Struct, frozen=True):
 
 
 class MendingMetrics(msgspec.Struct, frozen=True):
-    """Damaged segments that were mended from the archive since the start, and those that wait."""
+    """Damaged segments: mended from the archive since the start, and not yet mended."""
 
     segments: int
     records: int

@@ -78,7 +78,7 @@ class _FactsCollector(Collector):
 
 
 def _families(facts: Facts) -> Iterator[Metric]:
-    """The table's metrics that are there now."""
+    """The metrics of the table that are present now."""
     for section in METRICS:
         part = section.part(facts)
         if part is None:
@@ -107,7 +107,7 @@ def _family(row: MetricRow, value: float | dict[str, float] | Buckets) -> Metric
 
 
 def _blocks(facts: Facts) -> Iterator[tuple[str, Sequence[MetricRow], list[tuple[str, Any]]]]:
-    """The blocks of many rows: the label, the metrics, and what each label's value stands for."""
+    """The blocks of many rows: label name, metrics, and (label value, object) for each row."""
     if facts.store is not None:
         topics = facts.store.topics
         yield "topic", TOPIC_ROWS, [(topic.name, topic) for topic in topics]

@@ -1,7 +1,7 @@
 """How the text of a setting becomes a value, and how its field is declared.
 
-The converters run before pydantic checks the type and the range. They leave a value that is no text
-as it is; a `ValueError` refuses the text. Used by `settings`.
+The converters run before pydantic checks the type and the range. They return a value that is not
+text unchanged, and raise `ValueError` for text that is not allowed. Used by `settings`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pydantic.config import JsonDict
 from topics_server.values.texts.amounts import parse_duration, parse_size
 from topics_server.values.texts.archive_url import parse_archive_url
 
-# The largest number of the store: a range up to it is printed without an end.
+# The largest number that a setting may have; a range that ends here is printed without its end.
 _UNBOUNDED: Final = 2**64 - 1
 
 # As browsers send it: scheme, host and a port that is not the scheme's own.
 _ORIGIN: Final = re.compile(
     r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
 )
-# Segments without a leading dot, so that none is `.` or `..`.
+# No segment of a path has a leading dot, so that none is `.` or `..`.
 _MOUNT: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}")
 _OWN_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def whole_number(value: object, info: ValidationInfo) -> object:
-    """A number; for a field of bytes or of milliseconds also one with a unit, as `64MiB`, `5s`."""
+    """A number. Fields of bytes or of milliseconds also accept a unit, as in `64MiB` or `5s`."""
     if not isinstance(value, str):
         return value
     # pydantic would accept "1_000", " 7" and "5.0" as well.
@@ -41,7 +41,7 @@ def whole_number(value: object, info: ValidationInfo) -> object:
 
 
 def switch(value: object) -> object:
-    """Whether something is on: 1 or true, 0 or false."""
+    """A switch as a boolean: `1` or `true` is on, `0` or `false` is off."""
     words = {"1": True, "true": True, "0": False, "false": False}
     if isinstance(value, str):
         if (word := value.lower()) not in words:
@@ -54,7 +54,7 @@ def octal_mode(value: object) -> object:
     """The mode of a folder, 0700 or 0750."""
     if not isinstance(value, str):
         return value
-    # Checked here, so that a message shows the given text and not its value.
+    # The check is here, so that the message shows the text as it was given.
     if value.removeprefix("0") not in {"700", "750"}:
         raise ValueError("not an allowed mode")
     return int(value, 8)
@@ -68,7 +68,7 @@ def not_empty(value: object) -> object:
 
 
 def absolute(value: object) -> object:
-    """A path that is the same wherever the server is started."""
+    """A path that does not depend on the folder in which the server is started."""
     if isinstance(value, str) and not value.startswith("/"):
         raise ValueError("a path that depends on where the server is started")
     return value
@@ -93,7 +93,7 @@ def split_origins(text: str) -> list[str]:
 
 
 def archive(value: object) -> object:
-    """The URL of an archive that can be used."""
+    """The URL of an archive, checked and in its normal form."""
     return parse_archive_url(value).text if isinstance(value, str) else value
 
 
@@ -114,7 +114,7 @@ Switch = Annotated[bool, BeforeValidator(switch)]
 
 
 def number(default: int | None, low: int, high: int, about: str) -> Any:
-    """A field with a number of a range."""
+    """Declare a field that is a number within a range."""
     allowed = f"a whole number of at least {low}"
     if high != _UNBOUNDED:
         allowed = f"a whole number from {low} to {high}"
@@ -123,5 +123,5 @@ def number(default: int | None, low: int, high: int, about: str) -> Any:
 
 
 def other(default: object, allowed: str, about: str) -> Any:
-    """A field with any other value; `allowed` says which, in messages and in the help."""
+    """Declare a field of another type; `allowed` describes its values in messages and help."""
     return Field(default, description=about, json_schema_extra={"allowed": allowed})

@@ -2,8 +2,9 @@
 
 Owns every configurable number and path of the server, their allowed ranges, the relations between
 them, and the refusal of unsafe binds. Invariants: every `Settings` is in range and consistent; no
-message ever contains a key. `cli/server/serve.py` calls `load` and stops at `refusal`; all other
-code takes the value. Constants that cannot be configured are in `values/limits.py`.
+message ever contains a key. `cli/server/serve.py` calls `load` and does not start the server if
+`refusal` returns a reason; all other code receives the finished `Settings`. Constants that cannot
+be configured are in `values/limits.py`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ Source = Literal["default", "environment", "flag"]
 # Read by the command line's client verbs (click), not by the server.
 CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 
-# A body is framed together with a header, a key and a creation; all of it must fit one frame.
+# One frame holds a body, a header, an idempotency key and a topic's creation: all must fit.
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - MIB
 _DAY_MS: Final = 86_400_000
 
@@ -106,7 +107,7 @@ def split_host(text: str) -> tuple[str, int | None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; a name we would have to resolve counts as no."""
+    """Whether only this machine can reach `host`; False for any name but `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -207,7 +208,7 @@ class Settings(BaseSettings):
     )
 
     # who may call
-    # A key of digits is valid JSON, and still a key.
+    # `NoDecode`: a key of digits is valid JSON, but must not be decoded as JSON.
     api_keys: Annotated[Keys | None, NoDecode, BeforeValidator(_keys)] = other(
         None,
         "key, key:scopes or key:scopes:prefixes, several separated by commas",
@@ -374,7 +375,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _relate(self) -> Settings:
-        """A default gives way to a smaller limit around it; two explicit ones must agree."""
+        """Lower defaults that exceed a related limit; refuse explicit values that do."""
         receiving = ("max_body_bytes", "max_ws_message_bytes") if self.max_receiving_bytes else ()
         pairs = (
             *((inner, "max_receiving_bytes") for inner in receiving),
@@ -412,7 +413,7 @@ class Settings(BaseSettings):
 
     @property
     def allowed_origins(self) -> frozenset[bytes]:
-        """`cors_origins` as headers spell them."""
+        """`cors_origins` in the spelling of the `Origin` header."""
         return frozenset(origin.encode("ascii") for origin in split_origins(self.cors_origins))
 
     @property
@@ -477,7 +478,7 @@ def load(flags: Mapping[str, object] | None = None) -> Loaded:
     assert given.keys() <= Settings.model_fields.keys(), "a flag is a setting"
     in_environment = {name.upper() for name, value in os.environ.items() if value}
     if "port" in given and "host" not in given:
-        # The flag wins: a port inside TOPICS_HOST gives way to it.
+        # The flag replaces a port inside TOPICS_HOST.
         given["host"] = _without_port(os.environ.get(variable("host")) or "127.0.0.1")
     elif "port" in given:
         given["host"] = _without_port(str(given["host"]))
@@ -509,7 +510,7 @@ def _line(error: Any, flags: Mapping[str, object]) -> str:
         return str(error["msg"]).removeprefix("Value error, ")
     field = str(error["loc"][0])
     if field in ("api_keys", "archive_url"):
-        # Without the given value.
+        # The message must not show the given value: it may contain a secret.
         reason = str(error["msg"]).removeprefix("Value error, ")
         return f"{variable(field)}: {reason}; allowed is {allowed_values(field)}"
     return _complaint(field, error["input"], is_flag=flags.get(field) == error["input"])

@@ -9,8 +9,8 @@ closed, its fork's origin) are `model.StreamFacts`, durable with the topic.
 - `forks`: forks: a stream that begins as a copy of another.
 - `lifetimes`: deletes streams at the end of their TTL or at their expiry time.
 - `offsets`: stream offsets as text.
-- `paths`: stream path to topic name.
-- `positions`: positions of a stream behind seqs, and its content type.
+- `paths`: maps a stream's path to a topic's name.
+- `positions`: the position in a stream that follows a seq, and comparisons of content types.
 - `service`: the stream service: create, append, close, read, wait, delete.
 - `values`: the values that the stream service takes and returns.
 """

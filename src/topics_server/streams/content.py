@@ -13,12 +13,12 @@ from topics_server.values.appends import AppendLimits, DecodedAppend
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.record_codecs import bytes_body, decode_bytes, decode_messages, with_trace
 
-# The stored body and its records; None if it has no records.
+# A body as it is stored, and its records; None if the body has no records.
 Records = tuple[bytes, DecodedAppend] | None
 
 
 class Content:
-    """One body, read for one content type at a time; its records get the request's trace."""
+    """One body, decoded for one content type at a time; its records get the request's trace."""
 
     __slots__ = ("_body", "_content_type", "_large_appends", "_limits", "_read", "_trace")
 
@@ -34,9 +34,9 @@ class Content:
         self._read: Records = None
 
     async def is_read_off_loop(self, content_type: str) -> bool:
-        """Decode a large body for this content type, unless it was; True if that took a wait.
+        """Decode a large body for this content type, unless that was done; True if this waited.
 
-        Raises the errors of `LargeAppends`, in the words of streams.
+        Raises the errors of `LargeAppends`, with the error codes of streams.
         """
         body = self._body
         if self._content_type == content_type or not self._large_appends.takes(body):
@@ -73,7 +73,7 @@ class Content:
 
 
 def in_words_of_streams(error: TopicsError) -> TopicsError:
-    """A body's error in the words of streams: a topic's record is a stream request's body."""
+    """Translate an error about a body: a too large record is a too large payload."""
     if error.code is not Code.RECORD_TOO_LARGE:
         return error
     return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)

@@ -29,14 +29,14 @@ ANCESTORS_MAX = 64
 _PAGE_RECORDS = 1024
 _PAGE_BYTES = 1024 * 1024
 _PART_BYTES = 1024 * 1024
-# Placeholder of a record that is deleted in the source, until it is deleted here.
+# Written to the fork for each record that is deleted in the source, and deleted afterwards.
 _FILLER = b"null"
 
 Records = tuple[bytes, DecodedAppend]
 
 
 class _Cut(msgspec.Struct, frozen=True):
-    """The end of the copied part: after `upto_seq`, plus a part of the next record, if any."""
+    """The end of the copied part: after `upto_seq`, or within the next record."""
 
     upto_seq: int
     prefix: bytes = b""
@@ -51,7 +51,7 @@ class Forks:
         self._making: dict[str, asyncio.Future[None]] = {}
 
     async def over(self, name: str) -> None:
-        """Return when no fork of this name is being made."""
+        """Return once no fork of this name is being made."""
         while (making := self._making.get(name)) is not None:
             await asyncio.shield(making)
 
@@ -65,7 +65,7 @@ class Forks:
     ) -> Topic | None:
         """The finished, durable fork; None if its name is taken by now.
 
-        `facts`: the requested facts; the source supplies missing ones. Raises `TopicsError`.
+        `facts`: the requested facts; missing ones are taken from the source. Raises `TopicsError`.
         """
         now = source.stream_facts
         if not same_type(facts.content_type, now.content_type):

@@ -40,7 +40,7 @@ class Lifetimes:
         self._due: list[tuple[int, int]] = []
 
     def adopt(self, topic: Topic) -> None:
-        """Note the end of a stream with a lifetime."""
+        """Add a stream to the heap if it has a lifetime."""
         ends_ms = None if topic.stream is None else topic.stream.ends_ms()
         if ends_ms is not None:
             heappush(self._due, (ends_ms, topic.topic_id))
@@ -55,7 +55,7 @@ class Lifetimes:
         return topic.stream.facts.ttl_s is None or topic.topic_id not in self._waiting
 
     async def run(self) -> None:
-        """Drop streams as they expire, for ever: the current ones, and those adopted later."""
+        """Drop each stream when it expires; runs until it is cancelled."""
         for topic in self._registry:
             self.adopt(topic)
         while True:

@@ -1,8 +1,8 @@
 """Stream offsets as text. Pure.
 
 `0000000000000042_0000000000000007` is the position after seq 42 of topic 7: sixteen digits each, so
-the texts of one stream sort like its positions. The topic id distinguishes a dropped stream of the
-same path.
+the texts of one stream sort like its positions. The topic id distinguishes the stream from a
+dropped one of the same path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Positions of a stream behind seqs, and its content type. Pure."""
+"""The position in a stream that follows a seq, and comparisons of content types. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from topics_server.streams.values import Position, StreamView, position_of_seq
 
 
 def position_after(topic: Topic, seq: int) -> Position:
-    """The position after a seq; up to a fork's origin, the source's position."""
+    """The position after a seq; before a fork's origin it is a position of the source."""
     return position_of_seq(topic.topic_id, topic.stream_facts.ancestors, seq)
 
 

@@ -48,7 +48,7 @@ from topics_server.values.errors import Code, TopicsError, clipped, invalid
 from topics_server.values.model import ProducerStamp, StreamFacts, StreamStep, TopicConfig
 
 DEFAULT_TYPE = "application/octet-stream"
-# Messages of one page; its bytes are the caller's.
+# The maximum of messages in one page; the caller limits its bytes.
 _PAGE_RECORDS_MAX = 4096
 
 
@@ -95,7 +95,7 @@ class Streams:
     # --- create and delete ----------------------------------------------------------------
 
     async def create(self, path: str, asked: CreateAsked) -> Created:
-        """Create a stream, durable before this returns, or find it as requested.
+        """Create a stream, or find one that matches the request; durable before this returns.
 
         Raises `stream_conflict` if the path has another stream or forks still use it;
         `stream_not_found` and `stream_conflict` for the source of a fork; `invalid_request`.
@@ -133,7 +133,7 @@ class Streams:
     async def _make(
         self, path: str, name: str, asked: CreateAsked, content: Content
     ) -> Topic | None:
-        """The stream; None if the caller has to look again."""
+        """The stream; None if the caller must look it up again."""
         now_ms = self._clock.now_ms()
         facts = StreamFacts(
             path=path,
@@ -158,7 +158,7 @@ class Streams:
             return None
         records = content.records(facts.content_type)
         if records is not None and asked.closes:
-            # Its first records are its last: append them to the open stream and close it.
+            # The stream is created closed: append its records while it is open, then close it.
             facts = msgspec.structs.replace(facts, is_closed=False)
             last = msgspec.structs.replace(records[1], step=StreamStep(closes=True))
             records = records[0], last
@@ -235,9 +235,10 @@ class Streams:
         return _appended(topic, done, asked)
 
     def begin_append(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppending | None:
-        """The step of `append` that waits for nothing; None if there is more to it.
+        """Begin what `append` does, without waiting; None if the append must wait.
 
-        Then nothing was done. For callers that have no task. Raises the errors of `append`.
+        After None nothing was done. For callers that do not run in a task. Raises the errors of
+        `append`.
         """
         if topic_of(path) in self._store.pending_names:
             return None
@@ -303,7 +304,7 @@ class Streams:
         return StreamAppended(tail, True, producer.epoch, producer.seq)
 
     def _stream_error(self, path: str, topic: Topic, error: TopicsError) -> TopicsError:
-        """An error of the engine in the words of streams."""
+        """Translate an error of the engine into the errors of streams."""
         match error.code:
             case Code.STREAM_CLOSED:
                 tail = text_of(position_after(topic, topic.staged_seq))
@@ -340,7 +341,7 @@ class Streams:
                 return self._page(topic, path, page, explicit=explicit)
 
     def reach(self, path: str, page: StreamPage) -> Position:
-        """The last position that can be read from here without meeting a loss: the current end."""
+        """The last position that a reader of this page reaches before a gap, or the end."""
         log = self._topic(path).log
         hole = log.hole_at_or_after(page.next.seq + 1) if log.holes else None
         last_seq = log.head_seq if hole is None else min(log.head_seq, hole.first_seq - 1)
@@ -356,7 +357,7 @@ class Streams:
     ) -> StreamPage | None:
         """The page that `read` would return; None if it is not in memory.
 
-        For callers that have no task.
+        For callers that do not run in a task and cannot wait.
         """
         topic = self._read_by(path, at)
         request = ReadRequest(at.seq, _PAGE_RECORDS_MAX, max_bytes)
@@ -483,7 +484,8 @@ def _appended(topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppende
 def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamAppended:
     """The answer to a producer's retry: the end of its last request.
 
-    While another request closes the stream, the answer does not report that: a crash could undo it.
+    While another request is closing the stream, the answer does not report the stream as closed: a
+    crash could undo the close.
     """
     view = view_of(topic)
     is_placed = repeat.is_last and not view.is_closed
@@ -492,7 +494,7 @@ def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamApp
 
 
 def _repeated_key(topic: Topic, done: Appended, producer: ProducerStamp | None) -> StreamAppended:
-    """The answer to the retry of an idempotency key: the end of the request that it repeats.
+    """The answer to a repeated idempotency key: the end of the records of the first request.
 
     A producer's next request with that key advances the producer without records
     (`engine/commit/repeats`).

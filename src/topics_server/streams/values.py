@@ -20,12 +20,12 @@ class Position(msgspec.Struct, frozen=True, order=True):
     topic_id: int
 
 
-# Before the first record of any stream: the offset `-1`, or none at all.
+# The position before the first record of any stream: for the offset `-1`, or no offset.
 BEGINNING = Position(0, 0)
 
 
 def position_of_seq(topic_id: int, ancestors: tuple[Ancestor, ...], seq: int) -> Position:
-    """The position after a seq of this topic with these ancestors."""
+    """The position after a seq of a topic that has these ancestors."""
     if seq == 0:
         return BEGINNING
     for ancestor in ancestors:
@@ -92,7 +92,7 @@ class StreamView(msgspec.Struct, frozen=True):
     ancestors: tuple[Ancestor, ...] = ()
 
     def position_after(self, seq: int) -> Position:
-        """The position after a seq; up to a fork's origin, the source's position."""
+        """The position after a seq; before a fork's origin it is a position of the source."""
         return position_of_seq(self.topic_id, self.ancestors, seq)
 
 
@@ -106,8 +106,8 @@ class Created(msgspec.Struct, frozen=True):
 class StreamAppended(msgspec.Struct, frozen=True):
     """The result of an append or a close; `tail`: the position after its records.
 
-    `epoch` and `seq`: for a producer, the highest accepted. `is_repeat`: the request was accepted
-    before, and nothing was appended.
+    `epoch` and `seq`: the highest ones accepted from a producer. `is_repeat`: the request was
+    accepted before, and nothing was appended.
     """
 
     tail: Position

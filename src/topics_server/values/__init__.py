@@ -4,8 +4,8 @@
 - `blocks`: a block: an immutable run of consecutive records, stored in columns.
 - `copies`: decodes a router's copies, live, in replay and in an offline dump.
 - `entries`: the journal's entry types: every durable fact of the server.
-- `errors`: the two families of errors: refusals of requests and damage of storage.
-- `file_inventory`: judges a topic's files at start: what is expected, missing or damaged.
+- `errors`: the two families of errors: errors of requests and damage of storage.
+- `file_inventory`: compares a topic's files at start with what is expected of them.
 - `json_cache`: caches the rendered JSON of a block's records and slices it.
 - `json_shape`: measures the depth and size of JSON without decoding it.
 - `limits`: every hard limit of the server, and the relations between limits.

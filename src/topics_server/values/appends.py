@@ -2,7 +2,8 @@
 
 Live requests and replay use this one decoder (contract §2). It checks syntax only: JSON, types,
 UTF-8, depth. `data` and `meta` stay the bytes that were sent. `check_limits` is called where a live
-append is decided, so a lowered limit never makes an old frame unreadable. Any module may import it.
+append is decided, so lowering a limit never makes an old frame unreadable. Any module may import
+it.
 """
 
 from __future__ import annotations
@@ -35,31 +36,31 @@ from topics_server.values.model import (
     TopicType,
 )
 
-# Grammar 1 has no delays and skips fields with these names. `record_codecs` holds the grammars of
+# Grammar 1 has no delays and skips the fields that name them. `record_codecs` holds the grammars of
 # all other bodies.
 PLAIN_GRAMMAR: Final = 1
 GRAMMAR: Final = 2
 
 T = TypeVar("T")
-# Record index, milliseconds, and whether they are an absolute time (else counted from the commit).
+# Record index, milliseconds, and whether these are an absolute time (else a delay from the commit).
 Delay = tuple[int, int, bool]
 
 # A union with None would accept only null, so the empty value means absent.
 _ABSENT: Final = msgspec.Raw(b"")
 _NO_META: Final = b""
-# Up to this size a body may be kept in memory for the sake of any of its values.
+# A body up to this size may stay in memory as long as one of its values is in use.
 _PINNED_BYTES_MIN: Final = 65_536
-# A tag of this many characters is within the default limit, whatever the characters.
+# A tag with at most this many characters is within the default limit in every encoding.
 _PLAIN_TAG_CHARS_MAX: Final = 64
 _SMALL_BYTES_MAX: Final = 4096
 # The shortest record of an append body, with its comma: `{"data":1},`.
 _RECORD_BYTES_MIN: Final = 11
 # UTF-8 is checked in pieces of this size: decoding a whole body may take four times its size.
 _UTF8_PIECE_BYTES: Final = 256 * KIB
-# Longer than every valid value of `idempotency`.
+# More bytes than any valid value of `idempotency` has.
 _IDEMPOTENCY_BYTES_MAX: Final = 64
 _CHAR_BYTES_MAX: Final = 4
-# The words that a member of a body takes, by the name of the member.
+# The valid words of each member of a body, by the member's name.
 _WORDS: Final = {
     name: [choice.value for choice in kind]
     for name, kind in (
@@ -69,8 +70,8 @@ _WORDS: Final = {
         ("guarantee", Guarantee),
     )
 } | {"consistency": ["eventual", "strong"], "from": ["earliest", "head"]}
-# An escape in a string, a surrogate pair as one; and how far the error message looks for half a
-# pair.
+# Matches one escape in a string (a surrogate pair counts as one). The number below: how many bytes
+# the error message searches for half a pair.
 _ESCAPES: Final = re.compile(
     rb"\\(?:u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"
     rb"|(?P<lone>u[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)",
@@ -103,7 +104,7 @@ class _PlainBody(_Call, gc=False, kw_only=True):
 
 
 class _SmallBody(_PlainBody, gc=False, kw_only=True):
-    # With the rest in one pass, where it cannot be large.
+    # A small body cannot have a large `if`, so decode it together with the rest.
     if_: SentCondition | None = msgspec.field(  # type: ignore[assignment]
         default=None, name="if"
     )
@@ -140,18 +141,18 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
 
     `datas` may be views into the body; length, slicing, `b"".join` and `bytes()` work on both.
     `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`. Sums
-    are taken once: `longest_bytes` of a `data`, `payload_bytes` of data and meta, `text_chars` of
-    tags and nodes; no tag has more than `tag_chars_max` characters. `weight`: the records' share of
-    `bytes`, which agrees with `blocks.record_bytes`. `has_nodes` is false if `batch_node` is the
+    are computed once: `longest_bytes` of a `data`, `payload_bytes` of data and meta, `text_chars`
+    of tags and nodes; no tag has more than `tag_chars_max` characters. `weight`: the records' share
+    of `bytes`, which agrees with `blocks.record_bytes`. `has_nodes` is false if `batch_node` is the
     only node. `delays`: the few records that have a delay. `hops`: one byte a record, the number of
-    routers it passed; empty if no record passed one. `form`: the grammar of a body that is not an
-    append body (`record_codecs`), else 0. `step`: the change of the topic's stream. `payloads`:
-    payload columns of a large append, made in advance. `condition`: the call's `if`, decoded or
-    as it was sent.
-    `idempotency`: that member as it was sent, shortened. `record_keys`: an idempotency key for each
-    record, else empty. `known_seqs`: of a live append with such keys, the seq of each record of the
-    request, 0 for those that it appends. `trace`: the `traceparent` of the call, which every
-    `meta` begins with (`record_codecs.with_trace`), else empty.
+    routers that the record passed; empty if no record passed a router. `form`: the grammar of a
+    body that is not an append body (`record_codecs`), else 0. `step`: the change of the topic's
+    stream. `payloads`: the payload columns of a large append, which are made in advance.
+    `condition`: the call's `if`, decoded or as it was sent. `idempotency`: that member as it was
+    sent, shortened. `record_keys`: an idempotency key for each record, else empty. `known_seqs`: in
+    a live append with such keys, the seq of each record of the request; 0 for the records that are
+    appended now. `trace`: the `traceparent` of the call, which every `meta` begins with
+    (`record_codecs.with_trace`), else empty.
     """
 
     datas: list[bytes]
@@ -188,7 +189,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
         return self.form or (GRAMMAR if self.delays else PLAIN_GRAMMAR)
 
     def since(self, index: int) -> DecodedAppend:
-        """The append of the records from this index on."""
+        """The append that consists of the records from this index on."""
         new = slice(index, None)
         return of_columns(
             self.datas[new], self.metas[new], self.tags[new], self.nodes[new], hops=self.hops[new]
@@ -216,7 +217,7 @@ _DELAYED_DECODER: Final = msgspec.json.Decoder(_DelayedBody)
 def decode_append(
     body: bytes, grammar: int = GRAMMAR, max_records: int | None = None
 ) -> DecodedAppend:
-    """Decode an append body: a request's with the newest grammar, a frame's with its own.
+    """Decode an append body: requests use the newest grammar, each frame names its own.
 
     `max_records`: refuse a body with more records before any record is built. Raises `TopicsError`:
     `batch_too_large`, or `invalid_request` with the path of a wrong type in `detail.field`.
@@ -234,7 +235,7 @@ def decode_append(
         check_utf8(body)
     records, node = plain.records, plain.node
     count = len(records)
-    # Without a call of ours for each request: most have one record, and none of the rarities below.
+    # No function call per record: most requests have one record and none of the rare fields below.
     if count == 1:
         data, tag = records[0].data, records[0].tag
         datas: list[bytes] = [data]
@@ -250,7 +251,7 @@ def decode_append(
     if node:
         text_chars += len(node) * count
     metas = [_NO_META] * count
-    # A value of depth n has at least 2n bytes: short values need no look.
+    # A value of depth n has at least 2n bytes: short values need no check.
     if longest_bytes > 2 * JSON_DEPTH_MAX:
         _check_depths(datas, metas)
     if len(body) > _PINNED_BYTES_MIN:
@@ -314,7 +315,7 @@ def _decode_full(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
     for index, meta in enumerate(metas):
         if meta:
             metas[index] = _checked_meta(meta, index)
-    # Views into the body: copied once, when a block is made of them.
+    # These are views into the body; they are copied once, when a block is made.
     datas: list[bytes] = [record.data for record in records]
     _check_depths(datas, metas)
     return of_columns(
@@ -363,7 +364,7 @@ def of_columns(
     delays: tuple[Delay, ...] = (),
     hops: bytes = b"",
 ) -> DecodedAppend:
-    """The append of these records, with its sums."""
+    """Make the append of these records, and compute its sums."""
     assert len(hops) in (0, len(datas))
     assert len(datas) == len(metas) == len(tags) == len(nodes)
     count = len(datas)
@@ -395,7 +396,7 @@ def of_columns(
 
 
 def chars_of(texts: Sequence[str | None]) -> int:
-    """The number of characters in a column: one C call for a full one, or one without texts."""
+    """The number of characters in a column; one C call if all texts are set, or none."""
     if texts and texts[0] is None and texts.count(None) == len(texts):
         return 0
     try:
@@ -405,7 +406,7 @@ def chars_of(texts: Sequence[str | None]) -> int:
 
 
 def _unpinned(datas: list[bytes], body: bytes, data_bytes: int) -> list[bytes]:
-    """Copy the data if the body is mostly something else: a view would keep all of it."""
+    """Copy the data if they are a small part of the body: views would keep the whole body."""
     if len(body) > _PINNED_BYTES_MIN and len(body) > 2 * data_bytes:
         return [bytes(data) for data in datas]
     return datas
@@ -437,7 +438,7 @@ def check_utf8(body: bytes) -> None:
     while start < size:
         end = min(start + _UTF8_PIECE_BYTES, size)
         for _ in range(_CHAR_BYTES_MAX - 1):
-            # End the piece at the end of a character.
+            # End the piece at a character boundary.
             if end < size and body[end] & 0xC0 == 0x80:
                 end -= 1
         try:
@@ -463,7 +464,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def not_json(error: msgspec.DecodeError, body: bytes) -> TopicsError:
-    """The error for a body that the decoder refuses; it names half a surrogate pair as such."""
+    """The error for a body that the decoder refuses; reports half a surrogate pair as such."""
     for escape in _ESCAPES.finditer(body, 0, _SURROGATES_SOUGHT_BYTES):
         if escape.lastgroup == "lone":
             shown = escape[0].decode("ascii")
@@ -482,7 +483,7 @@ def _wrong_type(message: str) -> TopicsError:
     path = found.group(1) if found else ""
     if missing:
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
-    # The rest of the message may repeat an unknown word of the body.
+    # Cut the message here: the rest may repeat an unknown word of the body.
     what = clipped(message[: found.start()] if found else message)
     where = found.group().replace("$.", "") if found else ""
     words = _WORDS.get(path.rpartition(".")[2]) if what.startswith("Invalid enum value") else None
@@ -516,8 +517,8 @@ def _too_deep(field: str | None) -> TopicsError:
 def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
     """Refuse a value over a bound: batch_too_large, record_too_large, invalid_request.
 
-    The path of the value is in `detail.field`. A single record is examined only when its column may
-    be over the bound.
+    The path of the value is in `detail.field`. Single records are examined only if the sums of
+    their column allow a value over the bound.
     """
     count = decoded.count
     if count > limits.max_batch_records:
@@ -530,7 +531,7 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
     metas = decoded.metas
     if decoded.has_metas:
         if decoded.trace:
-            # It does not count: the bounds are those of what the client wrote.
+            # The trace does not count: the limits are for what the client sent.
             metas = [meta[TRACE_BYTES:] for meta in metas]
         longest_meta = max(map(len, metas))
         _check_metas(metas, longest_meta, limits)

@@ -26,16 +26,16 @@ from topics_server.values.limits import (
 )
 
 _VERSION: Final = 1
-# Of a block that has a record with a trace; older servers refuse it.
+# The version of a block that has a record with a trace; older servers refuse it.
 _TRACED_VERSION: Final = 2
-# First byte of the `meta` of a bytes record (`record_codecs`). A `meta` without a mark begins with
-# a brace.
+# The first byte of the `meta` of a bytes record (`record_codecs`). A `meta` without a mark begins
+# with a brace.
 BYTES_MARK: Final = b" "
-# First byte of the `meta` of a record with a trace; the `traceparent` follows, then the `meta` that
-# the record would have without it.
+# The first byte of the `meta` of a record with a trace; the `traceparent` follows, then the `meta`
+# that the record would have without it.
 TRACE_MARK: Final = b"\t"
 MARKS: Final = frozenset((BYTES_MARK, TRACE_MARK))
-# Bytes that one copy takes.
+# The maximum of bytes that one step copies.
 _STEP_BYTES: Final = MIB
 _BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
 _WITHOUT_TRACE: Final = bytes(kind & ~TRACED_KIND for kind in range(256))
@@ -67,7 +67,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def last_seq(self) -> int:
-        """Seq of the last record; `first_seq - 1` when the block is empty."""
+        """The seq of the last record; `first_seq - 1` if the block is empty."""
         return self.first_seq + len(self.times) - 1
 
     def data(self, row: int) -> bytes:
@@ -75,7 +75,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return self.body[self.ends[2 * row - 1] if row else 0 : self.ends[2 * row]]
 
     def datas(self, rows: Sequence[int]) -> list[bytes]:
-        """The payloads of ascending rows, verbatim; consecutive rows cost only their slices."""
+        """The payloads of ascending rows, verbatim; for consecutive rows this only makes slices."""
         first, last = rows[0], rows[-1]
         if last - first + 1 != len(rows):
             return [self.data(row) for row in rows]
@@ -122,7 +122,7 @@ def make_block(
     nodes: Sequence[str | None],
     hops: bytes = b"",
 ) -> Block:
-    """Freeze parallel columns of records into a block, which keeps `tags` and `nodes`.
+    """Make a block of parallel columns of records; the block keeps the lists `tags` and `nodes`.
 
     `metas` is None if no record has one; `hops` is empty if no record passed a router.
     """
@@ -154,7 +154,7 @@ def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
 
 
 def _joined(pieces: Sequence[bytes | memoryview]) -> bytes:
-    """The pieces as one. Joining bytes releases the interpreter's lock, joining views holds it."""
+    """Join the pieces. Joining bytes releases the interpreter's lock, joining views does not."""
     first = pieces[0]
     if isinstance(first, bytes) or len(first) <= _STEP_BYTES:
         return b"".join(pieces)
@@ -171,19 +171,19 @@ def _kind_of(meta: bytes) -> int:
 
 
 def split_trace(meta: bytes) -> tuple[bytes, bytes]:
-    """A stored `meta` as its trace, with the mark, and the rest; either may be empty."""
+    """Split a stored `meta` into its trace (with the mark) and the rest; either may be empty."""
     if meta[:1] != TRACE_MARK:
         return b"", meta
     return meta[:TRACE_BYTES], meta[TRACE_BYTES:]
 
 
 def has_traces(kinds: bytes) -> bool:
-    """Whether a record of a column `kinds` has a trace."""
+    """Whether any record of a column `kinds` has a trace."""
     return max(kinds, default=0) >= TRACED_KIND
 
 
 def payload_kinds(kinds: bytes) -> bytes:
-    """The column `kinds` as the records would have it without their traces."""
+    """The column `kinds` without the bit for traces."""
     return kinds.translate(_WITHOUT_TRACE)
 
 
@@ -195,7 +195,7 @@ def block_of(
     nodes: Sequence[str | None],
     hops: bytes = b"",
 ) -> Block:
-    """The block of these columns, none of which is copied."""
+    """Make a block of these columns without copying them."""
     return Block(
         first_seq=first_seq,
         times=times,
@@ -248,9 +248,7 @@ def encode_block(block: Block) -> bytes:
 
 
 def copy_in_steps(buffer: bytes | memoryview, start: int, end: int) -> bytes:
-    """A range of a buffer. A long one is copied in steps, as one copy of all would hold the
-    interpreter's lock: 60 MB take 20 ms on a quiet machine.
-    """
+    """Copy a range of a buffer in steps: each step holds the interpreter's lock only briefly."""
     if end - start <= _STEP_BYTES:
         return bytes(buffer[start:end])
     made = BytesIO()
@@ -267,7 +265,7 @@ def _write_in_steps(made: BytesIO, buffer: bytes | memoryview, start: int, end: 
 _Names = list[str | None]
 _Encoded = tuple[int, int, bytes, bytes, bytes, _Names, _Names, bytes, bytes]
 _DECODER: Final[msgspec.msgpack.Decoder[_Encoded]] = msgspec.msgpack.Decoder(_Encoded)
-# Its body is a view of the encoded bytes.
+# The same, but the body is a view of the encoded bytes.
 _LongEncoded = tuple[int, int, bytes, bytes, memoryview, _Names, _Names, bytes, bytes]
 _LONG_DECODER: Final[msgspec.msgpack.Decoder[_LongEncoded]] = msgspec.msgpack.Decoder(_LongEncoded)
 

@@ -6,10 +6,10 @@ A copy has its source's `data`, unchanged. The page says whether it keeps `node`
     {"trace":"z9"}  ->  {"trace":"z9","_topics_router":{"source":"orders","epoch":1,"seq":12,
                          "key":"orders->audit/orders/1/12"}}
 
-A copy of a record with a trace has the same trace, which comes before the rest of `meta`. A copy of
-a copy has the new stamp in place of the old one: `meta` does not grow from router to
-router, and no parser meets one name twice. `ReplayPayloads` finds the records of pages that were
-journaled without payloads. A leaf, pure.
+A copy of a record with a trace has the same trace, which comes before the rest of `meta`. In a copy
+of a copy the new stamp replaces the old one, so `meta` does not grow from router to router and
+never has one name twice. `ReplayPayloads` finds the records of pages that were journaled without
+payloads. A leaf, pure.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from topics_server.values.entries import RecordsAppended, RouterPage, RouterStam
 from topics_server.values.errors import StorageError
 from topics_server.values.record_codecs import decode_body
 
-# Exact: in valid JSON, `,"_` and `{"_` occur only where a member's name begins, and everything from
-# there to the last brace is on the level of `meta` itself.
+# The match is exact: in valid JSON, `,"_` and `{"_` occur only where a member's name begins, and
+# everything from there to the last brace is on the top level of `meta`.
 _STAMPED: Final = re.compile(
     rb'[,{]"_topics_router":\{"source":"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})","epoch":([0-9]{1,19}),'
     rb'"seq":([0-9]{1,19}),"key":"([A-Za-z0-9][A-Za-z0-9._:>-]{0,254})/\1/\2/\3"\}\}\Z'
@@ -54,7 +54,7 @@ def copies_of(
     stamp: RouterStamp | None,
     hops: bytes,
 ) -> DecodedAppend:
-    """The records for the destination. `hops`: one byte a copy, the number of routers it passed."""
+    """The records for the destination. `hops`: how many routers each passed, one byte each."""
     count = len(columns.datas)
     metas = columns.metas
     if stamp is not None:
@@ -97,7 +97,7 @@ def stamp_of(meta: bytes) -> tuple[RouterStamp, int] | None:
 
 
 class ReplayPayloads:
-    """Records met in replay that pages without payloads may refer to, by topic and seq.
+    """Records of the replay to which pages without payloads may refer, by topic and seq.
 
     `sources`: the topics that pages may refer to; the set may grow during replay. Every record of a
     source is kept, even if a snapshot already holds it or its topic is dropped later.
@@ -111,7 +111,7 @@ class ReplayPayloads:
     def meet(self, entry: RecordsAppended) -> RecordsAppended:
         """The entry, with its records filled in if it is a page without payloads.
 
-        Raises `StorageError` if replay did not meet the records of the page.
+        Raises `StorageError` if the records of the page were not in the replay.
         """
         page = entry.page
         if page is not None:

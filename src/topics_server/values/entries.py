@@ -36,14 +36,14 @@ SESSIONS_ID: Final = U64_MAX
 LEASES_ID: Final = U64_MAX - 1
 # The router table.
 ROUTERS_ID: Final = U64_MAX - 2
-# The views. The id between is that of the journal in snapshots.
+# The views. `U64_MAX - 3` is the id of the journal's part in snapshots.
 VIEWS_ID: Final = U64_MAX - 4
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True):
-    """Involuntary loss: every seq below `seq` is gone.
+    """An involuntary loss: the records of all seqs below `seq` are lost.
 
-    `reason` is the reason of the newly lost ones.
+    `reason` is the reason for the newly lost seqs.
     """
 
     seq: int
@@ -51,7 +51,7 @@ class Floor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicPut(msgspec.Struct, frozen=True):
-    """A topic is created, or its configuration replaced.
+    """A topic is created, or its configuration is replaced.
 
     `epoch` counts incarnations of the name from 1. `head_seq` is the head visible at decide.
     `floor` is the current floor when a cap or the TTL is loosened (ARCHITECTURE, Floor). `stream`:
@@ -78,7 +78,7 @@ class TopicDropped(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
-    """The source of moved records: record i was `seqs[i]` of this topic, and is deleted there.
+    """The source of moved records: record i was `seqs[i]` in this topic and is deleted there.
 
     `is_redrive`: dead letters that return to their queue; otherwise jobs that are dead-lettered.
     """
@@ -99,13 +99,13 @@ class RouterStamp(msgspec.Struct, frozen=True, array_like=True):
 class RouterPage(msgspec.Struct, frozen=True, array_like=True):
     """The origin of the records of an append that a router made.
 
-    The records are copies of the seqs `firsts[i]..lasts[i]` of a topic, in that order. With this
-    page the router has examined its source up to `cursor_seq`. `lost`: how many records the source
-    lost before they were forwarded; if there are any, the entry's first seq is a dead slot that
-    reports the loss. `hops`: one byte a copy, the number of routers it passed; empty if every copy
-    passed this router only. An append with a page and without a body takes `data`, `meta`, `tag`
-    and `node` from the entries that appended the records to the source (ARCHITECTURE, Routers);
-    `preserve_node`, `preserve_tag` and `stamp` say which members change.
+    The records are copies of the seqs `firsts[i]..lasts[i]` of a topic, in that order.
+    `cursor_seq`: how far the router has examined its source with this page. `lost`: how many
+    records the source lost before they were forwarded; if there are any, the entry's first seq is a
+    dead slot that reports the loss. `hops`: one byte a copy, the number of routers that the copy
+    passed; empty if every copy passed only this router. An append with a page and without a body
+    takes `data`, `meta`, `tag` and `node` from the entries that appended the records to the source
+    (ARCHITECTURE, Routers); `preserve_node`, `preserve_tag` and `stamp` say which members change.
     """
 
     router_id: int
@@ -132,11 +132,12 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     `header_key` is an idempotency key from a header (a key in the body wins). `creation` is set
     when this call creates its topic. `floor` is what this append evicts, itself included. `decoded`
     is the decoded body while it is in memory; it is never encoded and absent in replay. `source`
-    marks moved records: once this entry is durable, they are deleted at their source. `page`: a
-    router made the append; then `count` includes the dead slot, which no body holds. `producer`:
-    the producer and the number of its request; the request becomes that producer's last one
-    together with the records. `step`: the change of the topic's stream. `trace`: the `traceparent`
-    of the request, empty without one; of copies, the body has the traces.
+    marks moved records: once this entry is durable, they are deleted at their source. `page` is set
+    if a router made the append; then `count` includes the dead slot, which has no record in the
+    body. `producer`: the producer and the number of its request; the request becomes that
+    producer's last one together with the records. `step`: the change of the topic's stream.
+    `trace`: the `traceparent` of the request, empty without one; the traces of copies are in the
+    body.
     """
 
     topic_id: int
@@ -157,17 +158,17 @@ class RecordsAppended(msgspec.Struct, frozen=True):
 
     @property
     def slot_count(self) -> int:
-        """How many of its first seqs have no record: 1 if a router's source lost records."""
+        """How many first seqs have no record: 1 if a router's source lost records, else 0."""
         return 1 if self.page is not None and self.page.lost else 0
 
 
 class RecordsDeleted(msgspec.Struct, frozen=True):
     """Deleted seqs, exact and final: sorted, disjoint, inclusive runs as two parallel columns.
 
-    The runs name every hit, sealed or not, so that replay needs neither tags nor segments.
-    `firsts` and `lasts` are little-endian u64 columns of equal length (numpy `<u8`). `seqs`: the
-    same seqs one by one while a delete of a few exact seqs (an ack) is in memory; it is never
-    encoded and absent in replay.
+    The runs contain every deleted seq, sealed or not, so that replay needs neither tags nor
+    segments. `firsts` and `lasts` are little-endian u64 columns of equal length (numpy `<u8`).
+    `seqs`: the same seqs as a list, for a delete of a few exact seqs (an ack) in memory; it is
+    never encoded and absent in replay.
     """
 
     topic_id: int
@@ -186,7 +187,7 @@ class FloorMoved(msgspec.Struct, frozen=True):
 
 
 class HeadReserved(msgspec.Struct, frozen=True):
-    """Seqs up to `ceiling_seq` may be handed out without a sync for each of them."""
+    """Seqs up to `ceiling_seq` may be assigned without a sync for each of them."""
 
     topic_id: int
     ceiling_seq: int
@@ -219,8 +220,8 @@ class ProducerMoved(msgspec.Struct, frozen=True):
 class ConsumerMoved(msgspec.Struct, frozen=True):
     """A consumer was created or moved: its reader has finished every record up to `seq`.
 
-    `hold`: the records that caps keep for this consumer from now on; None: none. An unset `hold`
-    is not encoded and changes nothing.
+    `hold`: the records that caps keep for this consumer from now on; None: no records. An unset
+    `hold` is not encoded and changes nothing.
     """
 
     topic_id: int
@@ -231,7 +232,7 @@ class ConsumerMoved(msgspec.Struct, frozen=True):
 
 
 class ConsumerDeleted(msgspec.Struct, frozen=True):
-    """A consumer is gone."""
+    """A consumer was deleted."""
 
     topic_id: int
     ts: int
@@ -241,7 +242,7 @@ class ConsumerDeleted(msgspec.Struct, frozen=True):
 class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stream was closed or used; the fields are its facts from now on.
 
-    `producer`: the producer of the request, which brought no records; `first_seq` is the seq of the
+    `producer`: the producer of the request, which has no records; `first_seq` is the seq of the
     next record.
     """
 
@@ -255,7 +256,8 @@ class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
 class SessionOptions(msgspec.Struct, frozen=True, array_like=True):
     """The options of a watch session, clamped and with defaults filled in (§7.2).
 
-    `nodes`: records of these are left out. `shown`: a sum of `json_cache.TAGS`, `META`, `DATA`.
+    `nodes`: records of these nodes are left out. `shown`: a sum of `json_cache.TAGS`, `META`,
+    `DATA`.
     """
 
     nodes: list[str]
@@ -279,9 +281,9 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
     """A watch session was opened, with its topics in the order of the request.
 
     `owner`: the key that opened it, as `auth/api_keys` numbers keys; None if the server has no
-    keys. `filter`: JSON, only records that pass are sent. `prefixes`: topics whose names begin so
-    belong to it as well, also those made later. `acks`: by topic, the consumer for which its
-    streams commit.
+    keys. `filter`: JSON; only records that pass it are sent. `prefixes`: topics whose names begin
+    with one of these also belong to the session, even if they are created later. `acks`: by topic,
+    the consumer for which its streams commit.
     """
 
     topic_id: ClassVar[int] = SESSIONS_ID
@@ -297,7 +299,7 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionMoved(msgspec.Struct, frozen=True):
-    """A stream of a session began or ended; topics without a new cursor keep theirs."""
+    """A stream of a session began or ended; topics without a new cursor keep their old one."""
 
     topic_id: ClassVar[int] = SESSIONS_ID
 
@@ -333,9 +335,9 @@ class LeasesGranted(msgspec.Struct, frozen=True):
 
 
 class LeasesReleased(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Leased jobs are released:
+    """Leased jobs are released.
 
-    `jobs` are pairs of seq and the time when it is claimable again, ms.
+    `jobs` are pairs of a seq and the time in ms at which the job is claimable again.
 
     `error`: the worker's reason; empty if it gave none.
     """
@@ -362,8 +364,8 @@ class LeasesExtended(msgspec.Struct, frozen=True):
 class RouterPut(msgspec.Struct, frozen=True):
     """A router was created or changed.
 
-    It ignores its source up to `start_seq`. The destination may already hold copies of records up
-    to `known_seq`, made by an earlier router of this name.
+    The router ignores its source up to `start_seq`. The destination may already hold copies of
+    records up to `known_seq`, made by an earlier router of this name.
     """
 
     topic_id: ClassVar[int] = ROUTERS_ID
@@ -392,9 +394,10 @@ class RouterDeleted(msgspec.Struct, frozen=True):
 
 
 class ViewPut(msgspec.Struct, frozen=True):
-    """A view is there, or is defined like this from now on.
+    """A view was created or changed to this definition.
 
-    `topic` is a name: the view outlives the topic and starts over with the next one of that name.
+    `topic` is a name: the view outlives the topic and starts again with the next topic of that
+    name.
     """
 
     topic_id: ClassVar[int] = VIEWS_ID
@@ -407,7 +410,7 @@ class ViewPut(msgspec.Struct, frozen=True):
 
 
 class ViewDeleted(msgspec.Struct, frozen=True):
-    """A view is gone; its id is never reused."""
+    """A view was deleted; its id is never reused."""
 
     topic_id: ClassVar[int] = VIEWS_ID
 

@@ -1,8 +1,7 @@
 """The two families of errors: errors of requests and damage of storage.
 
-`TopicsError` is raised by the code that knows the rule and becomes HTTP in
-`http/error_responses.py` only. `StorageError` and its kinds are raised in `wal/` (the only place
-that catches `OSError`).
+The code that owns a rule raises `TopicsError`; only `http/error_responses.py` turns it into HTTP.
+`StorageError` and its kinds are raised in `wal/` (the only place that catches `OSError`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class Code(enum.Enum):
     NOT_FOUND = "not_found"
     TOPIC_NOT_FOUND = "topic_not_found"
     ROUTER_NOT_FOUND = "router_not_found"
-    # Of a single record.
+    # Errors of a single record.
     RECORD_NOT_FOUND = "record_not_found"
     CONSUMER_NOT_FOUND = "consumer_not_found"
-    # Of views.
+    # Errors of views.
     VIEW_NOT_FOUND = "view_not_found"
     QUERY_FAILED = "query_failed"
     VIEW_TIMEOUT = "view_timeout"
@@ -40,10 +39,10 @@ class Code(enum.Enum):
     ROUTER_CYCLE = "router_cycle"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-    # Of conditional writes: `if` of a body, and `If-Match`.
+    # Errors of conditional writes: `if` of a body, and `If-Match`.
     CONDITION_FAILED = "condition_failed"
     PRECONDITION_FAILED = "precondition_failed"
-    # Of streams (Durable Streams).
+    # Errors of streams (Durable Streams).
     STREAM_NOT_FOUND = "stream_not_found"
     STREAM_GONE = "stream_gone"
     STREAM_CONFLICT = "stream_conflict"
@@ -56,7 +55,7 @@ class Code(enum.Enum):
     NOT_READY = "not_ready"
     SHUTTING_DOWN = "shutting_down"
     STORAGE_READ_ONLY = "storage_read_only"
-    # Beyond the contract: this code is about the connection, not the request's content.
+    # Not in the contract: this code is about the connection, not the request's content.
     REQUEST_TIMEOUT = "request_timeout"
     URI_TOO_LONG = "uri_too_long"
     HEADERS_TOO_LARGE = "headers_too_large"
@@ -83,7 +82,7 @@ def topic_not_found(name: str) -> TopicsError:
 
 
 def clipped(text: str) -> str:
-    """The part of a sent text that an error message repeats: at most `ECHO_BYTES_MAX` bytes."""
+    """The part of a client's text that an error message repeats: at most `ECHO_BYTES_MAX` bytes."""
     if len(text) * 4 <= ECHO_BYTES_MAX:
         return text
     encoded = text.encode("utf-8", "replace")
@@ -95,7 +94,7 @@ def clipped(text: str) -> str:
 class StorageError(Exception):
     """Damaged storage or a refused operation. `path` names the file if there is one.
 
-    The text is valid UTF-8, also if a file's name is not: answers and logs repeat it.
+    The text is valid UTF-8 even if a file's name is not, because answers and logs repeat it.
     """
 
     def __init__(self, message: str, path: str | None = None) -> None:
@@ -113,7 +112,7 @@ class Corrupt(StorageError):
 
 
 class ReadOnly(StorageError):
-    """A sync failed: its outcome is unknown; the shard takes no writes until a restart."""
+    """A sync failed and its outcome is unknown; the shard accepts no writes until a restart."""
 
 
 class DiskFull(StorageError):
@@ -121,11 +120,11 @@ class DiskFull(StorageError):
 
 
 class SyncFailed(StorageError):
-    """A sync failed: the covered bytes may or may not be durable, and a later sync cannot tell."""
+    """A sync failed: the covered bytes may be durable or not, and no later sync shows which."""
 
 
 class NotThere(StorageError):
-    """The path does not exist. Any other failure is another error: absence is a fact."""
+    """The path certainly does not exist. Any other failure is another error."""
 
 
 class StartRefused(StorageError):

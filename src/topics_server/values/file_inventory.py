@@ -1,12 +1,13 @@
-"""Judges a topic's files at start: what is expected, missing or damaged.
+"""Compares a topic's files at start with what is expected of them.
 
-Absence is not emptiness. The newest snapshot anchors, per topic, the generation of the manifest
-that was published last and, per segment, a digest of its delete flags. `open_topic` reports the
-files on disk and changes nothing. After replay, recovery compares the two here, for the topics that
-still exist. A missing or older file refuses the start, by name. Flags that lost deletes make their
-segment damaged. Files are removed only after this judgement.
+A missing file does not count as an empty one. The newest snapshot has *anchors*: for each topic the
+generation of the last published manifest, and for each segment a digest of its delete flags.
+`open_topic` reports the files on disk and changes nothing. After replay, recovery calls this module
+to compare files and anchors, for the topics that still exist. If a file is missing or older, the
+start is refused with the file's name. A segment whose flags lack deletes counts as damaged. Files
+are removed only after this check.
 
-Pure. Called by `engine/background/recovery.py`, and by `wal/tools/verify.py`, which must judge the
+Pure. Called by `engine/background/recovery.py`, and by `wal/tools/verify.py`, which must decide the
 same way.
 """
 
@@ -20,10 +21,11 @@ import numpy as np
 
 from topics_server.values.storage_types import TopicFacts, TopicPart
 
-# A part from before manifest generations: only its next segment id is compared.
+# The generation of a part that is older than manifest generations: only its next segment id is
+# compared.
 NO_GENERATION: Final = -1
 # A reserved id: `topics repair` fills damaged parts of a journal with drops of this topic. Such a
-# journal may lack deletes, so segments may have more dead rows than it explains.
+# journal may lack deletes, so segments may have more dead rows than the journal explains.
 NO_TOPIC: Final = 0
 
 
@@ -37,8 +39,8 @@ class FlagsDigest(NamedTuple):
 class KnownFlags(msgspec.Struct, frozen=True):
     """The facts of a running server about the flags of a segment that is mended.
 
-    `digest`: of the flags that were synced last. `deleted`: one byte a row, 1 for a row that was
-    deleted and whose flag was synced. `deleted` says nothing about rows below `first_row`.
+    `digest`: that of the flags that were synced last. `deleted`: one byte a row, 1 for a row that
+    was deleted and whose flag was synced. `deleted` says nothing about rows below `first_row`.
     """
 
     digest: FlagsDigest
@@ -49,9 +51,9 @@ class KnownFlags(msgspec.Struct, frozen=True):
 class Anchor(msgspec.Struct, frozen=True):
     """The expectations of a snapshot about a topic's files.
 
-    `generation`: of the manifest published last; 0: there was none; `NO_GENERATION`: not known.
-    `next_segment_id`: every id below it was given out. `flags`: by segment, the digest of synced
-    flags. `flips`: by segment, `<u4` rows that are dead while their flag may not be set yet.
+    `generation`: that of the last published manifest; 0: there was none; `NO_GENERATION`: not
+    known. `next_segment_id`: every id below it was assigned. `flags`: by segment, the digest of
+    synced flags. `flips`: by segment, `<u4` rows that are dead while their flag may not be set yet.
     `whole_flips`: segments for which `flips` holds all deleted rows, so that an older file can be
     corrected.
     """
@@ -64,7 +66,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 def anchor_of(part: TopicPart) -> Anchor:
-    """The expectations that a topic's part of a snapshot holds about the topic's files."""
+    """The expectations about a topic's files, from the topic's part of a snapshot."""
     digests = {segment_id: FlagsDigest(*digest) for segment_id, digest in part.flags.items()}
     return Anchor(
         part.manifest_generation, part.next_segment_id, digests, part.flips, part.whole_flips
@@ -72,7 +74,7 @@ def anchor_of(part: TopicPart) -> Anchor:
 
 
 class Stray(msgspec.Struct, frozen=True):
-    """A segment file that the manifest neither lists nor has given an id to yet."""
+    """A segment file that the manifest does not list, and whose id it has not assigned yet."""
 
     path: str
     last_seq: int
@@ -82,9 +84,9 @@ class Suspect(msgspec.Struct):
     """A segment whose flags differ from the anchored flags.
 
     `is_touched`: a flip in the snapshot or a replayed delete concerns this segment, so it may have
-    more dead rows than the anchor. `known_dead`: rows that are dead by the flags found, and by the
-    flips in the snapshot where these are complete. `has_damaged_flags`: some flags are neither live
-    nor dead, so a later start cannot compare itself with this state.
+    more dead rows than the anchor. `known_dead`: the number of rows that are dead by the flags on
+    disk, or by the snapshot's flips if these are complete. `has_damaged_flags`: some flags are
+    neither live nor dead, so that a later start cannot compare the flags with this state.
     """
 
     first_seq: int
@@ -96,7 +98,7 @@ class Suspect(msgspec.Struct):
 
     @property
     def has_lost_deletes(self) -> bool:
-        """Whether no legal history of the store leads to these flags."""
+        """Whether deletes are lost: no valid history of the store leads to these flags."""
         return not self.is_touched or self.known_dead < self.anchored_dead
 
 
@@ -110,11 +112,11 @@ class Objection(NamedTuple):
 class FoundTopic(msgspec.Struct):
     """The files found on disk under a topic's id. Nothing was changed to find them.
 
-    `generation`: of the manifest; 0: there is none. `objections`: errors that hold whatever a
-    snapshot says. `strays`: files of an unfinished seal, or listed in a manifest that is missing.
-    `first_free_id`: no file has this segment id or a higher one. `last_seq`: of the last listed
-    segment. `flags`: by listed segment, if its flags can be read. `suspects`: segments that differ
-    from the anchor.
+    `generation`: that of the manifest; 0: there is none. `objections`: errors that do not depend on
+    a snapshot. `strays`: files of an unfinished seal, or of a segment whose manifest is missing.
+    `first_free_id`: no file has this segment id or a higher one. `last_seq`: the last seq of the
+    last listed segment. `flags`: by listed segment whose flags are readable. `suspects`: segments
+    that differ from the anchor.
     """
 
     topic_id: int
@@ -153,19 +155,19 @@ def judge(
     next_topic_id: int,
     path_of: Callable[[int], str],
 ) -> Verdict:
-    """Judge every topic that exists and every folder on disk.
+    """Check every topic that exists and every folder on disk.
 
-    `path_of`: the path of an id's manifest.
+    `path_of` returns the path of a topic id's manifest.
 
-    A folder is deleted only if its id was given out and its topic exists neither in the snapshot,
-    which holds every topic, nor after replay.
+    A folder is deleted only if its id was assigned and its topic exists neither in the snapshot,
+    which has every topic, nor after replay.
     """
     objections: list[Objection] = []
     existing = set[int]()
     for topic in topics:
         existing.add(topic.topic_id)
         files, anchor = found.get(topic.topic_id), topic.anchor
-        # Most of a hundred thousand topics have no files, and should have none.
+        # Most topics have no files, and should have none.
         if files is not None or (anchor is not None and anchor.generation != 0):
             objections += objections_to(topic, files, path_of)
     dropped: list[int] = []
@@ -210,9 +212,9 @@ def objections_to(
 
 
 def note_delete(found: FoundTopic, firsts: bytes, lasts: bytes) -> None:
-    """A delete that replay applies explains why a segment has more dead rows than anchored.
+    """Note a replayed delete: it explains why a segment has more dead rows than its anchor.
 
-    `firsts` and `lasts`: its runs of seqs, ascending, `<u8`.
+    `firsts` and `lasts`: the delete's runs of seqs, ascending, `<u8`.
     """
     for suspect in found.suspects.values():
         starts, ends = np.frombuffer(firsts, "<u8"), np.frombuffer(lasts, "<u8")

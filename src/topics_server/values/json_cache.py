@@ -4,8 +4,8 @@ A rendered block is the bytes of its records as JSON objects joined by commas, w
 each, so that consecutive rows of a page are one slice. `data` and `meta` are copied verbatim. The
 key order is `$seq, $ts, $node, $tag, $trace, data, meta`; absent members are omitted (contract
 §0.4, §3). A bytes record has `$encoding` and `$content_type` before its base64 (the contract's
-README). The cache is bounded by bytes and keyed by the block's identity; a strong reference keeps
-that identity valid. Called by `api/messages/responses`; the event loop's thread only.
+README). The cache is bounded by bytes. Its key is the block's identity, which a strong reference
+keeps valid. Called by `api/messages/responses`; the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from topics_server.values.limits import MIB
 from topics_server.values.model import PayloadKind
 from topics_server.values.record_codecs import split_bytes_meta
 
-# The members that a reader gets beside `$seq`, `$ts` and `$node`: a sum of these.
+# Flags for the members that a reader gets beside `$seq`, `$ts` and `$node`; they are added.
 TAGS: Final = 1
 META: Final = 2
 DATA: Final = 4
 
 RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
-# Blocks of fewer records and bytes are cheaper to render again than to keep.
+# Blocks with fewer records and fewer bytes are cheaper to render again than to keep.
 CACHED_RECORDS_MIN: Final = 32
 CACHED_BYTES_MIN: Final = 65_536
 # Memory of a cache entry beside its bytes.
 _ENTRY_BYTES: Final = 512
 
 _encode: Final = msgspec.json.Encoder().encode
-# A member of an enum costs a lookup.
+# Access to an enum member costs a lookup.
 _JSON: Final = PayloadKind.JSON
 
 
@@ -63,7 +63,7 @@ class JsonBlock(msgspec.Struct, frozen=True, gc=False):
 def render_block(block: Block, shown: int) -> JsonBlock:
     """Render every record of a block; `shown` is a sum of `TAGS`, `META` and `DATA`."""
     texts = render_rows(block, range(block.count), shown)
-    # Latin-1 maps bytes to characters one to one: lengths are byte lengths, nothing is converted.
+    # Latin-1 maps each byte to one character, so lengths are byte lengths and no byte is changed.
     body = ",".join(texts).encode("latin-1")
     offsets = array("I", accumulate((len(text) + 1 for text in texts), initial=0))
     assert offsets[-1] == len(body) + 1
@@ -81,7 +81,7 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     first, last = rows[0], rows[-1]
     is_stretch = last - first + 1 == count
     starts, splits, ends = _bounds(block, rows, is_stretch)
-    # A whole block is decoded at once, a few rows one by one.
+    # Decode a whole block at once, but a few rows one by one.
     body = block.body.decode("latin-1") if count == row_count else ""
     datas: Iterable[str] = repeat("")
     if shown & DATA:
@@ -108,7 +108,7 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
 
 
 def _render_row(block: Block, row: int, shown: int) -> bytes:
-    """One object by itself."""
+    """The object of one row."""
     node, tag = block.nodes[row], block.tags[row]
     if block.kinds[row] == _JSON:
         kind, trace, data, meta = b"", b"", block.data(row), block.meta(row)
@@ -129,9 +129,9 @@ def _render_row(block: Block, row: int, shown: int) -> bytes:
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
-    """A record's payload as JSON; `kind`: the members that tell the type of bytes, or nothing.
+    """A record's payload as JSON; `kind`: the members with the type of a bytes record, or empty.
 
-    `trace`: the member `$trace`, or nothing.
+    `trace`: the member `$trace`, or empty.
     """
 
     data: bytes
@@ -201,7 +201,7 @@ def _labels(
 
 
 class JsonCache:
-    """Rendered blocks, least recently used out first, bounded by bytes with the blocks they pin."""
+    """An LRU cache of rendered blocks, bounded by their bytes and those of their blocks."""
 
     def __init__(self, bytes_max: int = RENDER_CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -212,7 +212,7 @@ class JsonCache:
         return len(self._entries)
 
     def slices(self, block: Block, rows: Sequence[int], shown: int) -> list[bytes | memoryview]:
-        """The objects of ascending rows as slices to be joined by commas; at least one row."""
+        """The objects of ascending rows (at least one), as slices to be joined by commas."""
         assert len(rows) > 0
         key = (id(block), shown)
         entry = self._entries.get(key)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from topics_server.values.limits import JSON_DEPTH_MAX, KIB
 
-# Large enough to make the cost of a call small, small enough for a processor's cache.
+# Large enough that the cost of a call is small, and small enough for a processor's cache.
 _PIECE_BYTES: Final = 64 * KIB
 # The codes of structural characters; all other characters are dropped.
 _OPENS: Final = 1
@@ -25,7 +25,7 @@ _CLOSES: Final = -1
 _QUOTE: Final = 2
 _COMMA: Final = 3
 
-# Bytes, or a view of some; also `msgspec.Raw`, which is one.
+# Bytes or a view of bytes, `msgspec.Raw` included.
 Text = bytes | memoryview | msgspec.Raw
 _Marks = npt.NDArray[np.int8]
 
@@ -55,7 +55,7 @@ def exceeds_depth(value: Text) -> bool:
 
 
 def _has_many_brackets(view: memoryview) -> bool:
-    """Whether there are enough brackets for the depth to be exceeded, inside strings or outside."""
+    """Whether there are enough brackets, inside or outside strings, to exceed the depth."""
     left = JSON_DEPTH_MAX
     for start in range(0, len(view), _PIECE_BYTES):
         piece = bytes(view[start : start + _PIECE_BYTES])
@@ -72,7 +72,7 @@ def has_more_items(value: Text, most: int) -> bool:
     """
     assert most > 0
     view = memoryview(value)
-    # An item and the comma behind it have at least two bytes.
+    # An item and the comma after it have at least two bytes.
     if len(view) <= 2 * most:
         return False
     commas = 0
@@ -85,14 +85,14 @@ def has_more_items(value: Text, most: int) -> bool:
 
 
 def _walk(value: memoryview, dropped: bytes) -> Iterator[tuple[_Marks, npt.NDArray[np.int32]]]:
-    """The marks outside strings, piece by piece, and the depth behind each; a 0 is a string's."""
+    """For each piece: the marks outside strings (0 for marks inside), and the depth after each."""
     is_inside, depth = 0, 0
     for piece in _pieces(value):
         marks = np.frombuffer(piece.translate(_TABLE, dropped), np.int8)
         if not len(marks):
             continue
         quotes = marks == _QUOTE
-        # Counted in a byte, which wraps: whether the count is odd stays true.
+        # The count is kept in a byte and wraps, but its lowest bit stays right.
         inside = np.cumsum(quotes, dtype=np.uint8)
         inside += is_inside
         inside &= 1
@@ -114,8 +114,8 @@ def _pieces(view: memoryview) -> Iterator[bytes]:
         end = min(start + _PIECE_BYTES, size)
         piece = bytes(view[start:end])
         if end < size and piece.endswith(b"\\"):
-            # An odd number of backslashes at the end: the last one escapes what the next piece
-            # begins with, and moves there.
+            # If the number of backslashes at the end is odd, the last one escapes the first
+            # character of the next piece: move it there.
             count = len(piece) - len(piece.rstrip(b"\\"))
             end -= count & 1
             piece = bytes(view[start:end])

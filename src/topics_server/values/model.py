@@ -20,8 +20,8 @@ Lsn = NewType("Lsn", int)  # server-wide order of entries, from 1
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 _ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
-# Prefix of the topic name of a stream whose path is not a valid topic name; a hash of the path
-# follows.
+# The name of a topic for a stream whose path is not a valid topic name: this prefix, then a hash of
+# the path.
 HASHED_PREFIX: Final = "ds:"
 HASH_CHARS: Final = 40
 _HASHED_NAME: Final = re.compile(f"{HASHED_PREFIX}[0-9a-f]{{{HASH_CHARS}}}")
@@ -33,7 +33,7 @@ def is_topic_name(name: str) -> bool:
 
 
 def is_name_prefix(text: str) -> bool:
-    """Whether the name of some topic begins so; every name begins with the empty text."""
+    """Whether the name of a topic may begin with `name`; every name begins with the empty text."""
     return not text or is_topic_name(text)
 
 
@@ -62,7 +62,7 @@ class Durability(enum.Enum):
     DISK = "disk"
     FSYNC = "fsync"
 
-    # Each write looks gates up by it; an enum's own hash is a Python call.
+    # Each write looks up its gate by this enum, and an enum's own hash is a Python call.
     __hash__ = object.__hash__
 
 
@@ -74,7 +74,7 @@ class Discard(enum.Enum):
 
 
 class PayloadKind(enum.IntEnum):
-    """The kind of the bytes in `data`. No request makes texts so far; formats support them."""
+    """The kind of the bytes in `data`. The formats support `TEXT`; no request makes it."""
 
     JSON = 0
     TEXT = 1
@@ -116,7 +116,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerHold(msgspec.Struct, frozen=True):
-    """How much of a topic caps leave to a consumer: the newest records, up to both bounds."""
+    """The records that caps keep for a consumer: the newest ones, within both bounds."""
 
     max_records: int
     max_bytes: int
@@ -169,7 +169,7 @@ class ProducerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ancestor(msgspec.Struct, frozen=True, array_like=True):
-    """A stream that a fork comes from, directly or not; they are equal up to `upto_seq`."""
+    """A stream from which a fork was made, directly or not; both are equal up to `upto_seq`."""
 
     path: str
     topic_id: int
@@ -179,12 +179,12 @@ class Ancestor(msgspec.Struct, frozen=True, array_like=True):
 class StreamFacts(msgspec.Struct, frozen=True, array_like=True):
     """The facts of a stream beside its topic (Durable Streams). Times in ms.
 
-    `content_type` as it was sent. The stream expires `ttl_s` after its last use, or at
-    `expires_ms`, the parsed `expires_at`; 0 and None: never. `used_ms`: a journaled use; later uses
-    are journaled once a sixteenth of the time to live has passed. `closed_by`: the producer's
-    request that closed it. `last_seq`: the last value of `Stream-Seq`. `ancestors`: of a fork, its
-    source last. `fork_at`: the seq and sub-offset that the fork was requested at. `is_copying`: the
-    fork's copy is unfinished.
+    `content_type`: as it was sent. The stream expires `ttl_s` after its last use, or at
+    `expires_ms`, the parsed `expires_at`; 0 and None: never. `used_ms`: the last journaled use; a
+    later use is journaled once a sixteenth of the time to live has passed. `closed_by`: the
+    producer's request that closed the stream. `last_seq`: the last value of `Stream-Seq`.
+    `ancestors`: those of a fork; its source is the last one. `fork_at`: the seq and sub-offset that
+    the fork was requested at. `is_copying`: the fork's copy is unfinished.
     """
 
     path: str
@@ -202,9 +202,9 @@ class StreamFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamStep(msgspec.Struct, frozen=True, array_like=True):
-    """An append's change of its stream: the new last `Stream-Seq`, if any.
+    """How an append changes its stream: `last_seq` is the new last `Stream-Seq`, if any.
 
-    And whether it closes the stream.
+    `closes`: whether the append closes the stream.
     """
 
     last_seq: str | None = None
@@ -212,7 +212,7 @@ class StreamStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hole(msgspec.Struct, frozen=True, array_like=True):
-    """Seqs `first_seq..last_seq` (inclusive) are lost, and the reason.
+    """A run of lost seqs `first_seq..last_seq` (inclusive), and the reason.
 
     `missed`: the number of lost records; 0 if there is one for each seq.
     """
@@ -224,7 +224,7 @@ class Hole(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def missed_count(self) -> int:
-        """How many records are lost."""
+        """The number of lost records."""
         return self.missed or self.last_seq - self.first_seq + 1
 
 

@@ -1,6 +1,7 @@
 """The body formats of an append: JSON records, stream bodies, router copies.
 
-Grammars 1 and 2 are the append body of `appends`. A stream's request bodies are kept as they came:
+Grammars 1 and 2 are the append body of `appends`. A stream's request bodies are kept as they were
+sent:
 
     3  one bytes record: its content type, a newline, the bytes
     4  JSON messages: an array, whose elements are the records, or one value that is no array
@@ -107,7 +108,7 @@ def with_trace(decoded: DecodedAppend, trace: bytes) -> DecodedAppend:
 
 
 def decode_copies(body: bytes) -> DecodedAppend:
-    """The records of a body made by `body_of`."""
+    """The records of a body that `body_of` made."""
     return decode_append(body) if body[:1] == b"{" else _decode_columns(body)
 
 
@@ -116,7 +117,7 @@ def deliver_times(
 ) -> list[tuple[int, int, bool]]:
     """The records of an append that become available later than its commit time `ts`.
 
-    Returns (index, time in ms, whether the record names that time itself). `decoded` is None in
+    Returns (index, time in ms, whether the record names an absolute time). `decoded` is None in
     replay. Times are at most `DELAY_MS_MAX` after the commit.
     """
     if grammar not in (GRAMMAR, KEYED_GRAMMAR):
@@ -131,13 +132,13 @@ def deliver_times(
 
 
 def bytes_body(content_type: str, data: bytes) -> bytes:
-    """The body of an append of one record of bytes; the type is ASCII without a newline."""
-    # Joining releases the interpreter's lock, as formatting does not.
+    """The body of an append of one bytes record; the content type is ASCII without a newline."""
+    # Joining releases the interpreter's lock; formatting does not.
     return b"\n".join((content_type.encode("ascii"), data))
 
 
 def decode_bytes(content_type: str, data: bytes) -> DecodedAppend:
-    """The append of one record of bytes."""
+    """Make the append of one bytes record."""
     meta = bytes_meta(content_type)
     decoded = of_columns([data], [meta], [None], [None])
     return msgspec.structs.replace(decoded, form=BYTES_GRAMMAR)
@@ -156,7 +157,7 @@ def _decode_bytes(body: bytes) -> DecodedAppend:
 
 @lru_cache(maxsize=256)
 def bytes_meta(content_type: str) -> bytes:
-    """The `meta` of a bytes record of this type."""
+    """The `meta` of a bytes record with this content type."""
     return BYTES_MARK + b'{"$content_type":' + _encode_json(content_type) + b"}"
 
 
@@ -184,7 +185,7 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
                 if has_more_items(whole, max_records):
                     raise batch_too_large(max_records)
             found = _MESSAGES_DECODER.decode(body)
-            # Messages of a large body stay views: they are nearly all of it.
+            # The messages of a large body stay views, because they are nearly the whole body.
             is_large = len(body) > _COPIED_BYTES_MAX
             datas: list[bytes] = [raw if is_large else bytes(raw) for raw in found]
         else:
@@ -217,12 +218,12 @@ def record_keys(base: str, indexes: Iterable[int]) -> tuple[str, ...]:
 def with_record_keys(
     decoded: DecodedAppend, base: str, indexes: Sequence[int] | None
 ) -> DecodedAppend:
-    """The append of these records of a request, each with its key; all of them for None."""
+    """Make the append of these records, each with its key; None for `indexes`: all records."""
     keys = record_keys(base, range(decoded.count) if indexes is None else indexes)
     if indexes is not None:
         place = {index: at for at, index in enumerate(indexes)}
         chosen = of_columns(
-            # Copies: few records of a large body must not keep all of it.
+            # Copy the records: a few of them must not keep a large body in memory.
             [bytes(decoded.datas[index]) for index in indexes],
             [decoded.metas[index] for index in indexes],
             [decoded.tags[index] for index in indexes],
@@ -295,13 +296,13 @@ def body_of(decoded: DecodedAppend) -> bytes:
 
 
 def with_grammar(decoded: DecodedAppend) -> DecodedAppend:
-    """The records of a copy, marked with the grammar that `body_of` writes."""
+    """The records of a copy, marked with the grammar of the body that `body_of` makes."""
     form = _columns_form(decoded)
     return decoded if decoded.form == form else msgspec.structs.replace(decoded, form=form)
 
 
 def _columns_form(decoded: DecodedAppend) -> int:
-    """The grammar of columns that these records need; 0 if a JSON body can carry them."""
+    """The column grammar that these records need; 0 if a JSON body can hold them."""
     if not decoded.has_metas:
         return 0
     marks = {meta[:1] for meta in decoded.metas} & MARKS

@@ -19,7 +19,7 @@ class RouterSpec(msgspec.Struct, frozen=True):
 
 
 class RouterOutcome(msgspec.Struct, frozen=True):
-    """Outcome of a `PUT`."""
+    """The outcome of a `PUT`."""
 
     created: bool
     definition: RouterDefinition
@@ -32,7 +32,7 @@ class RouterState(msgspec.Struct, frozen=True):
 
     `forwarded_total`: copies made since it was created. `cursor_seq`: the last examined seq of its
     source. `lag`: seqs of the source after the cursor. `stalled`: the code and message of the error
-    that stops it; None while it runs.
+    that stops the router; None while it runs.
     """
 
     name: str
@@ -44,7 +44,7 @@ class RouterState(msgspec.Struct, frozen=True):
 
 
 class RouterListPage(msgspec.Struct, frozen=True):
-    """One page of the list, in name order; `next_after` when more follow."""
+    """One page of the list, in name order; `next_after` is set if more follow."""
 
     routers: list[RouterState]
     next_after: str | None = None

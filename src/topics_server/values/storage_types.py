@@ -1,6 +1,6 @@
 """Values that engine and storage exchange beside entries and blocks.
 
-`engine` and `wal` do not import each other; both know these. A leaf, pure.
+`engine` and `wal` do not import each other; both import this module. A leaf, pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
     `failed_from` is the lsn of the first entry of a failed group: that entry and everything later
     on the shard is undone. `error` gives the reason: `disk_full` (the shard continues after
-    `reopen`) or `read_only` (a sync failed; the shard takes no writes until a restart).
+    `reopen`) or `read_only` (a sync failed; the shard accepts no writes until a restart).
     """
 
     shard: int
@@ -51,7 +51,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
 
 class SegmentPlan(msgspec.Struct, frozen=True):
-    """A run to be sealed: consecutive blocks and their dead flags, one byte a record."""
+    """A run of records to be sealed: consecutive blocks and their dead flags, one byte a record."""
 
     topic_id: int
     segment_id: int
@@ -72,20 +72,20 @@ class TopicFacts(msgspec.Struct, frozen=True):
 
 
 # Ids of snapshot parts that do not belong to a topic (topic ids count from 1): epochs of dropped
-# names, watch sessions, leases and routers. Each may have several pieces.
+# names, watch sessions, leases, routers and views. Each part may have several pieces.
 EPOCHS_PART: Final = 0
 SESSIONS_PART: Final = SESSIONS_ID
 LEASES_PART: Final = LEASES_ID
 ROUTERS_PART: Final = ROUTERS_ID
 VIEWS_PART: Final = VIEWS_ID
-# The snapshot's knowledge of the journal; the engine never gets this part.
+# The snapshot's facts about the journal; the engine never gets this part.
 JOURNAL_PART: Final = U64_MAX - 3
 
 
 class TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An encoded block of the unsealed tail and its dead flags, one byte a record.
 
-    `block`: of a decoded part a view of the part's bytes, so that a long one is not copied whole.
+    `block`: in a decoded part, a view of the part's bytes, so that a long block is not copied.
     """
 
     block: memoryview
@@ -97,15 +97,15 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A captured topic; the fields are encoded in this order.
 
     `keys`: idempotency keys, with the values that `engine/topic/dedupe` keeps for each. `flips`: by
-    segment, `<u4` rows that are dead while their flag may not be set yet. `cursors`: of the routers
-    into the topic, by id: the seq up to which each examined its source, and how many copies it
-    made. `producers`: by id: epoch and seq of the last accepted request, and its records (first
-    seq, count, commit time in ms). `stream`: the facts of a stream. `manifest_generation`: of the
-    manifest published last; 0: there was none; -1: the part is older than manifest generations.
-    `flags`: by segment, the number of dead rows and XXH3-64 of all delete flags, as synced last.
-    `whole_flips`: segments with a damaged file; for them `flips` holds all deleted rows.
-    `consumers`: by name: seq, and the times of its creation and of its last commit in ms. `holds`:
-    of the consumers that have one.
+    segment, `<u4` rows that are dead while their flag may not be set yet. `cursors`: by the id of
+    each router into the topic: the seq up to which it has examined its source, and how many copies
+    it made. `producers`: by id: the epoch and seq of the last accepted request, and its records
+    (first seq, count, commit time in ms). `stream`: the facts of a stream. `manifest_generation`:
+    that of the last published manifest; 0: there was none; -1: the part is older than manifest
+    generations. `flags`: by segment, the number of dead rows and XXH3-64 of all delete flags, as
+    synced last. `whole_flips`: segments with a damaged file; for them `flips` holds all deleted
+    rows. `consumers`: by name: seq, and the times of its creation and of its last commit in ms.
+    `holds`: by name, for consumers that have a hold.
     """
 
     version: int
@@ -140,7 +140,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):
-    """A watch session as captured. `lsn`: its newest entry that is in here already.
+    """A watch session as captured. `lsn`: the newest entry of the session that is included.
 
     `owner`, `filter`, `prefixes`, `acks`: see `entries.SessionOpened`.
     """
@@ -159,7 +159,7 @@ class SessionImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionsPart(msgspec.Struct, frozen=True, array_like=True):
-    """One piece of the captured sessions. `applied_lsn`: entries up to it are in all pieces."""
+    """One piece of the captured sessions; all pieces include entries up to `applied_lsn`."""
 
     version: int
     applied_lsn: int
@@ -167,7 +167,7 @@ class SessionsPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
-    """A lease as captured; `deliveries` counts this one."""
+    """A lease as captured; `deliveries` includes this lease."""
 
     seq: int
     lease_id: int
@@ -181,11 +181,12 @@ class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
 class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     """A queue's state beside its records, or a piece of it; the lists of several pieces add up.
 
-    `heard_lsn`: entries of the queue's own topic up to it are included. `returned` and `delayed`:
-    pairs of seq and the time from which it can be claimed, ms. A third number in `delayed`, 1, says
-    that the record named that time itself. `deliveries`: pairs of seq and count of jobs that are
-    not leased. `moved`: jobs whose copy is in the dead-letter topic, to be deleted here. `errors`:
-    pairs of seq and the reason of the last nack that gave one; older parts have none.
+    `heard_lsn`: entries of the queue's own topic up to this lsn are included. `returned` and
+    `delayed`: pairs of a seq and the time in ms from which the job can be claimed. A third number
+    in `delayed`, 1, says that the record itself named that time. `deliveries`: pairs of seq and
+    delivery count, for jobs that are not leased. `moved`: jobs whose copy is in the dead-letter
+    topic, to be deleted here. `errors`: pairs of seq and the reason of the last nack that gave one;
+    older parts have none.
     """
 
     queue_id: int
@@ -201,7 +202,7 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeasesPart(msgspec.Struct, frozen=True, array_like=True):
-    """One piece of the captured leases. `applied_lsn`: lease entries up to it are in all pieces."""
+    """One piece of the captured leases; all pieces include entries up to `applied_lsn`."""
 
     version: int
     applied_lsn: int
@@ -222,10 +223,10 @@ class RouterImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoutersPart(msgspec.Struct, frozen=True, array_like=True):
-    """One piece of the captured routers. `applied_lsn`: their entries up to it are in all pieces.
+    """One piece of the captured routers; all pieces include entries up to `applied_lsn`.
 
-    `sources`: ids of topics that were the source of some router when or after replay of this
-    snapshot begins. `next_router_id`: ids below it may have been used.
+    `sources`: ids of topics that are the source of a router at the start of this snapshot's replay,
+    or were added later. `next_router_id`: ids below it may have been used.
     """
 
     version: int
@@ -241,7 +242,7 @@ class _Versioned(Protocol):
 
 
 class ViewImage(msgspec.Struct, frozen=True, array_like=True):
-    """A view as captured: its definition; what it computed is in its own files."""
+    """A view as captured: its definition. Its results are in its own files."""
 
     view_id: int
     topic: str
@@ -251,7 +252,7 @@ class ViewImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ViewsPart(msgspec.Struct, frozen=True, array_like=True):
-    """One piece of the captured views. `applied_lsn`: their entries up to it are in all pieces."""
+    """One piece of the captured views; all pieces include entries up to `applied_lsn`."""
 
     version: int
     applied_lsn: int
@@ -263,7 +264,7 @@ _Part = TypeVar("_Part", bound=_Versioned)
 
 
 class PartDecoder(Generic[_Part]):
-    """Decodes the snapshot parts of one kind. `version`: the one that is written and read."""
+    """Decodes the snapshot parts of one kind. `version`: the version that is written and read."""
 
     def __init__(self, kind: type[_Part], version: int, of: str) -> None:
         self.version: Final = version
@@ -290,7 +291,7 @@ VIEWS_PARTS: Final = PartDecoder(ViewsPart, 1, "the views")
 
 
 class ShardSync(msgspec.Struct, frozen=True, array_like=True):
-    """The progress of one shard of the journal as a snapshot knows it.
+    """The progress of one shard of the journal, as stored in a snapshot.
 
     The shard was synced up to `synced_lsn`; replay needs its entries from `start_lsn` on.
     """
@@ -302,7 +303,7 @@ class ShardSync(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SyncedShard(msgspec.Struct, frozen=True):
-    """How far a shard is synced. `is_read_only`: it takes no writes until a restart."""
+    """How far a shard is synced. `is_read_only`: the shard accepts no writes until a restart."""
 
     wal_set: int
     shard: int
@@ -320,7 +321,7 @@ class ReplayStart(msgspec.Struct, frozen=True):
     shards: Sequence[ShardSync] = ()
 
     def of(self, wal_set: int, shard: int) -> int:
-        """Where replay of one shard begins."""
+        """The lsn at which the replay of one shard begins."""
         for each in self.shards:
             if (each.wal_set, each.shard) == (wal_set, shard):
                 return min(self.lsn, each.start_lsn)
@@ -328,11 +329,11 @@ class ReplayStart(msgspec.Struct, frozen=True):
 
 
 class SnapshotImage(msgspec.Struct, frozen=True):
-    """A whole snapshot in memory: opaque parts, each `(id, bytes)`, and the start of replay.
+    """A complete snapshot in memory: opaque parts, each `(id, bytes)`, and the start of replay.
 
     `start_lsn`: replay needs every entry from this lsn on, and those that `shards` names.
     `last_lsn`: the highest lsn that any part includes. `next_topic_id`: ids below it may have been
-    used. `run`: the run that took it; 0 and no `shards` in a snapshot of version 1.
+    used. `run`: the run that took the snapshot; a snapshot of version 1 has run 0 and no `shards`.
     """
 
     start_lsn: int
@@ -344,14 +345,14 @@ class SnapshotImage(msgspec.Struct, frozen=True):
 
     @property
     def replay_start(self) -> ReplayStart:
-        """Where its replay begins."""
+        """The start of this snapshot's replay."""
         return ReplayStart(self.start_lsn, self.shards)
 
 
 class BackupState(msgspec.Struct, frozen=True):
     """The newest backup that this server began. Times are ms since the epoch.
 
-    `reason`: why it failed.
+    `reason`: why the backup failed.
     """
 
     status: Literal["none", "running", "done", "failed"] = "none"
@@ -369,8 +370,8 @@ class BackupState(msgspec.Struct, frozen=True):
 class KnownPositions(msgspec.Struct, frozen=True):
     """Seqs, ids and epochs that a restored store must not use again: clients may know them.
 
-    `heads`: by topic id, a seq that no later record may have or be below. Ids from
-    `next_topic_id` on and epochs above `epoch` are free.
+    `heads`: by topic id, a seq; later records must have higher seqs. Ids from `next_topic_id` on
+    and epochs above `epoch` are free.
     """
 
     next_topic_id: int = 1
@@ -379,7 +380,7 @@ class KnownPositions(msgspec.Struct, frozen=True):
 
 
 class JournalPart(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a snapshot that holds its knowledge of the journal."""
+    """The part of a snapshot with the facts about the journal."""
 
     version: int
     run: int
@@ -387,7 +388,7 @@ class JournalPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offload(Protocol):
-    """Runs blocking calls off the loop; in tests, deterministically on it."""
+    """Runs blocking calls off the loop; tests run them on the loop, deterministically."""
 
     async def run(self, call: Callable[[], T]) -> T:
         """The result (or exception) of `call`, run on a worker thread."""

@@ -12,9 +12,9 @@ ViewStatus = Literal["ready", "building", "failed", "waiting"]
 
 
 class ViewFailure(msgspec.Struct, frozen=True):
-    """Why a view stopped: the record, the statement and the words of the database.
+    """Why a view stopped: the record, the statement and the database's message.
 
-    `seq` is 0 when no record is at fault (the disk is full, say); the view then tries again.
+    `seq` is 0 if no record is at fault (for example, the disk is full); the view then tries again.
     """
 
     seq: int
@@ -23,10 +23,11 @@ class ViewFailure(msgspec.Struct, frozen=True):
 
 
 class ViewState(msgspec.Struct, frozen=True):
-    """A view as `GET` shows it. `processed_seq`: every record up to it, it included, is applied.
+    """A view as `GET` shows it. `processed_seq`: records up to this seq are applied.
 
     `known_from_seq`: records below it were evicted before the view could apply them.
-    `building_seq`: how far the next build is, None if there is none. `bytes`: of its files.
+    `building_seq`: how far the next build is; None if there is none. `bytes`: the size of the
+    view's files.
     """
 
     topic: str
@@ -44,12 +45,12 @@ class ViewState(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Records between the head and what is applied."""
+        """The number of records between `processed_seq` and the head."""
         return max(0, self.head_seq - self.processed_seq)
 
 
 class ViewOutcome(msgspec.Struct, frozen=True):
-    """Outcome of a `PUT`: whether the view is new, and whether its definition changed."""
+    """The outcome of a `PUT`: whether the view is new, and whether its definition changed."""
 
     created: bool
     changed: bool
@@ -57,10 +58,10 @@ class ViewOutcome(msgspec.Struct, frozen=True):
 
 
 class ViewRows(msgspec.Struct, frozen=True):
-    """Rows of one query. `rows`: a JSON array of arrays, as bytes.
+    """The rows of one query. `rows`: a JSON array of arrays, as bytes.
 
-    `processed_seq` belongs to these rows: both were read in one transaction. `is_cut`: there were
-    more rows than an answer may have.
+    `processed_seq` belongs to these rows: both were read in one transaction. `is_cut`: whether
+    there were more rows than an answer may have.
     """
 
     columns: list[str]

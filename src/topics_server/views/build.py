@@ -2,10 +2,10 @@
 
 A build reads pages of the topic like any reader and sends them to the apply process, one batch at a
 time; records that arrive meanwhile are the next batch. Rows and position are committed together, so
-that a batch that is sent twice counts once. At the head, and without a waiting query, batches are a
+a batch that is sent twice is applied once. At the head, and without a waiting query, batches are a
 few milliseconds apart (`pacing`). A record at which `apply` fails stops the build until the
-definition is mended or the record is skipped; a disk that is full or a process that died makes it
-try again. Loop thread only; called by `view`.
+definition is corrected or the record is skipped; after a full disk or the death of the process the
+build tries again. Loop thread only; called by `view`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from topics_server.views.processes import Applying, ProcessDied
 _PAGE_BYTES: Final = 2 * MIB
 _RETRY_S: Final = 1.0
 _ANSWER_SECONDS: Final = 30.0
-# Records of a batch that is sent together with those of other views.
+# The maximum of records of a batch that is sent together with those of other views.
 _JOINED_MAX: Final = 1_000
-# A batch is held to be at fault behind so many deaths of the process; one that had to be killed
-# because it did not answer counts as three.
+# After this many deaths of the process the batch counts as their cause. Killing a process that does
+# not answer counts as `_LATE_DEATHS`.
 _DEATHS_MAX: Final = 6
 _LATE_DEATHS: Final = 3
 _TRIES_MAX: Final = 3
-# Holes of a log: seqs that have no record and never had one that may be read.
+# Reasons of holes in a log: seqs without a record that could ever be read.
 _HOLES: Final = frozenset({LossReason.RESTART, LossReason.DAMAGED, LossReason.SOURCE_TRIM})
 
 
 class ViewContext(msgspec.Struct, frozen=True):
-    """The services that all views of a server use. `max_bytes`: of the file of one view."""
+    """The services that all views of a server use. `max_bytes`: the limit of one view's file."""
 
     store: Store
     notifier: Notifier
@@ -75,7 +75,7 @@ class BuildEvents(Protocol):
     """The callbacks of a build to its view; `View` satisfies it."""
 
     def opened(self, build: Build) -> None:
-        """The file of the build is there."""
+        """The file of the build exists."""
         ...
 
     def moved(self, build: Build) -> None:
@@ -83,15 +83,15 @@ class BuildEvents(Protocol):
         ...
 
     def caught_up(self, build: Build) -> None:
-        """The build reached the head for the first time; its file says so."""
+        """The build reached the head for the first time; its file is marked as ready."""
         ...
 
     def lost_topic(self, build: Build) -> None:
-        """The topic that the build reads is gone, or was made again."""
+        """The topic that the build reads was dropped, or created again."""
         ...
 
     def unusable(self, build: Build) -> None:
-        """The file is damaged or gone: it has to be built anew."""
+        """The file is damaged or missing, and must be rebuilt."""
         ...
 
     @property
@@ -101,11 +101,11 @@ class BuildEvents(Protocol):
 
 
 class Build:
-    """One file of a view. `processed_seq` is what the file has committed.
+    """One file of a view. `processed_seq`: the position that the file has committed.
 
-    `is_open`: the file is there. `is_ready`: it reached the head once. `failure`: why it stands
-    still, if it does. `deletes_seen`: deletes of the topic before the build began, as its view
-    counts them.
+    `is_open`: whether the file exists. `is_ready`: whether it has reached the head once. `failure`:
+    why the build is stopped, if it is. `deletes_seen`: the view's count of deletes when the build
+    began.
     """
 
     def __init__(
@@ -143,23 +143,24 @@ class Build:
         self._is_over = False
         self._lsn = 0
         self._size = BatchSize()
-        # Deaths of the process since it last applied something, while it had a batch of this view.
+        # How often the process died with a batch of this view, since it last applied one.
         self._deaths = 0
-        # The process died while batches of several views were under way: this one goes alone.
+        # Whether the process died with batches of several views: then this view's batch is sent
+        # alone.
         self._is_suspect = False
         self._needs_payloads = True
 
     # -- its life --------------------------------------------------------------------------
 
     def start(self, facts: FileFacts | None) -> None:
-        """Go on from a file that is open already, or make a new one if there is none."""
+        """Continue a file that is already open, or make a new one."""
         if facts is not None:
             self._note(facts)
         self._context.notifier.add(self.topic_id, self._changed.set)
         self._task = asyncio.get_running_loop().create_task(self._run(is_new=facts is None))
 
     async def stop(self) -> None:
-        """Read and apply nothing more; return when nothing is under way."""
+        """Stop reading and applying; return when nothing is under way."""
         self._is_over = True
         task, self._task = self._task, None
         if task is not None:
@@ -173,13 +174,13 @@ class Build:
         try:
             await self._process.ask(Remove(self.path), seconds=_ANSWER_SECONDS)
         except ProcessDied:
-            pass  # what is left is removed at the next start
+            pass  # the next start removes the remaining files
 
     async def mark_stale(self) -> None:
         """Note in the file that its view is to be rebuilt at the next start."""
         for _ in range(_TRIES_MAX if self.is_open else 0):
             try:
-                # The process may be another one by now, which has no file open.
+                # The process may have been replaced; the new one has no file open.
                 await self._process.ask(
                     Open(self.path, self._context.max_bytes), seconds=_ANSWER_SECONDS
                 )
@@ -191,13 +192,13 @@ class Build:
         log.warning("a view of %s may show deleted records until it is rebuilt", self._name)
 
     def want(self) -> None:
-        """Somebody waits: apply what there is without a pause."""
+        """Apply the next records without a pause: a query waits for them."""
         rest = self._rest
         if rest is not None and not rest.done():
             rest.set_result(None)
 
     def mend(self) -> None:
-        """Try again what failed."""
+        """Try the failed step again."""
         self._mended.set()
 
     def _note(self, facts: FileFacts) -> None:
@@ -212,7 +213,7 @@ class Build:
         self.bytes = facts.bytes
 
     def _forget_trouble(self) -> None:
-        """The disk works again. A record at fault stays told until it is passed."""
+        """Clear a failure of the disk. A failure at a record stays until the record is passed."""
         if self.failure is not None and self.failure.seq == 0:
             self.failure = None
 
@@ -250,7 +251,7 @@ class Build:
         """Apply the next page; wait for the topic to change if there is none."""
         self._changed.clear()
         if self._store.is_disk_low:
-            # The last of the space belongs to the journal, which deletes and checkpoints need.
+            # The last of the space is for the journal, which deletes and checkpoints need.
             self.failure = self.failure or ViewFailure(0, "", "the disk is nearly full")
             await asyncio.sleep(_RETRY_S)
             return
@@ -261,7 +262,7 @@ class Build:
         has_more = page.next_from_seq > self.processed_seq
         if has_more:
             await self._apply(shared)
-        # A batch that has to be sent again is not applied yet.
+        # A batch that must be sent again is not applied yet.
         is_at_head = page.caught_up and self.processed_seq >= page.next_from_seq
         if not self.is_ready and is_at_head:
             await self._mark_ready()
@@ -275,7 +276,7 @@ class Build:
         if isinstance(answer, Done):
             self.is_ready = True
         elif isinstance(answer, Moved):
-            # The process is another one. The one before may have marked the file.
+            # The process was replaced. The earlier one may have marked the file.
             await self._open()
         else:
             await self._rest_before(answer)
@@ -293,7 +294,7 @@ class Build:
         topic = self._store.topic_of(self.topic_id)
         if topic is None or topic.staging.has_drop:
             return self._lose_topic()
-        # A read that waits would pass deleted records and not return with that news.
+        # Do not wait in the read: a waiting read would pass deleted records without returning.
         request = ReadRequest(self.processed_seq, self._size.records, _PAGE_BYTES)
         try:
             shared = await self._context.feed.read(topic, request)
@@ -309,7 +310,8 @@ class Build:
         if shared.page.epoch != self._epoch:
             self._lose_topic()
         self._forget_trouble()
-        # Later than the page: the file then claims rather too much than too little.
+        # This lsn is read after the page, so the file may claim a higher lsn than it reflects,
+        # never a lower one.
         self._lsn = topic.applied_lsn
         return shared
 
@@ -345,13 +347,14 @@ class Build:
                 await self._fail(answer.seq, answer.statement, answer.message)
                 return
             if isinstance(answer, Moved):
-                # The process is another one, or the file stands elsewhere: look again.
+                # The process was replaced, or the file has another position: read the position
+                # again.
                 await self._open()
                 return
             await self._rest_before(answer)
 
     async def _note_death(self, died: ProcessDied, page: Page) -> None:
-        """The process died of a batch of this view alone; stop if it does so repeatedly."""
+        """Note that the process died with only this view's batch; stop after repeated deaths."""
         self._deaths += _LATE_DEATHS if died.was_late else 1
         if self._deaths >= _DEATHS_MAX and page.pieces:
             message = f"{died}: the records from here on made it fail repeatedly"
@@ -360,14 +363,14 @@ class Build:
             await self._fail(first.block.first_seq + first.rows[0], "", message)
 
     async def _fail(self, seq: int, statement: str, message: str) -> None:
-        """Stop until a client mends the view."""
+        """Stop until a client corrects the view."""
         self.failure = ViewFailure(seq, statement, message)
         log.warning("a view of %s stopped at record %d: %s", self._name, seq, message)
         self._mended.clear()
         await self._mended.wait()
 
     async def skip(self, seq: int) -> bool:
-        """Pass the record at which the build failed; whether that is the record."""
+        """Skip the record at which the build failed; returns whether it is this record."""
         failure = self.failure
         if failure is None or failure.seq != seq or seq == 0:
             return False
@@ -379,7 +382,7 @@ class Build:
                     return False
                 self._move(seq, self.known_from_seq)
         except _Over:
-            # The build ended meanwhile; the one that replaces it has not failed there.
+            # The build ended meanwhile; the build that replaces it has not failed at this record.
             return False
         self.failure = None
         self.mend()
@@ -394,7 +397,7 @@ class Build:
             await self._rest_before(answer)
 
     async def _rest_before(self, answer: Answer) -> None:
-        """Wait before the next try; a file that cannot be used ends the build."""
+        """Wait before the next try; an unusable file ends the build."""
         if isinstance(answer, Unreadable):
             self._is_over = True
             self._events.unusable(self)
@@ -419,7 +422,7 @@ class Build:
             self._events.moved(self)
 
     def _batch(self, shared: SharedPage) -> Batch:
-        """The records of a page, and the holes that it tells of."""
+        """The records of a page, and the holes that it reports."""
         page = shared.page
         gaps: list[tuple[int, int]] = []
         known_from_seq = 1
@@ -440,4 +443,4 @@ class Build:
 
 
 class _Over(Exception):
-    """The build has ended; its view knows."""
+    """The build has ended, and its view was notified."""

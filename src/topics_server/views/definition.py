@@ -1,8 +1,8 @@
 """Checks a view definition before anything runs it.
 
-The body of a `PUT` becomes a `ViewDefinition`: statements one by one, a shortcut expanded, sizes
-bounded. Whether the SQL is valid and allowed is the database's to say (`sandbox`), in a process of
-its own. Called by `api/views/requests`.
+The body of a `PUT` becomes a `ViewDefinition`: statements are split, a shortcut is expanded, and
+sizes are limited. The database (`sandbox`), in a separate process, decides whether the SQL is valid
+and allowed. Called by `api/views/requests`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def one_query(sql: str, field: str) -> str:
 
 
 def _check_words(statements: list[str], allowed: tuple[str, ...], field: str) -> None:
-    """Statements begin with one of these words; what they may do, the sandbox decides."""
+    """Check that statements begin with one of these words; the sandbox decides what they may do."""
     for statement in statements:
         code = _COMMENT.sub(" ", statement).lstrip(" \t\r\n\f(")
         word = code[:16].split(None, 1)[0].upper() if code else ""
@@ -105,7 +105,7 @@ def _statements(sql: str | list[str], field: str) -> list[str]:
 def split_statements(text: str) -> list[str]:
     """The statements of a text, without their semicolons.
 
-    A semicolon ends a statement when the database's own scanner takes the text up to there for
+    A semicolon ends a statement if the database's own scanner accepts the text up to there as
     complete: not inside a string, a comment or a trigger. Raises `invalid_request`.
     """
     if "\0" in text:
@@ -114,7 +114,7 @@ def split_statements(text: str) -> list[str]:
         raise invalid(f"a text has at most {VIEW_SQL_BYTES_MAX} characters of SQL")
     if text.count(";") > VIEW_STATEMENTS_MAX * 8:
         raise invalid(f"at most {VIEW_STATEMENTS_MAX} statements")
-    # The server needs SQLite for this only, and imports it behind its start (docs/decisions/0319).
+    # The server needs SQLite only for this, and imports it after its start (docs/decisions/0319).
     import sqlite3
 
     found: list[str] = []
@@ -135,5 +135,5 @@ _COMMENT: Final = re.compile(r"--[^\n]*|/\*.*?(\*/|$)", re.DOTALL)
 
 
 def _has_code(statement: str) -> bool:
-    """Whether there is more than comments."""
+    """Whether the text has more than comments."""
     return bool(_COMMENT.sub("", statement).strip())

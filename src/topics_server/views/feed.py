@@ -1,10 +1,10 @@
 """Pages, messages and pauses that views share while they follow the heads of their topics.
 
-Many views of one topic would each read the same page, send it to the apply process and wait for its
-answer, and each of these steps takes the loop from the appends. So paused views go on in the
-same turn (`pacing`); views at the same record share the page that the first of them read; and all
-batches of one turn go to the apply process as one message, which has each page once. Loop thread
-only; called by `build`.
+Without this module, many views of one topic would each read the same page, send it to the apply
+process and wait for the answer, and each of these steps would delay appends. So paused views
+continue in the same turn (`pacing`), views at the same record share the page that the first of them
+reads, and all batches of one turn are sent to the apply process in one message, which has each page
+once. Loop thread only; called by `build`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from topics_server.views.pacing import Pacer
 from topics_server.views.pieces import pieces_of
 from topics_server.views.processes import Applying, ProcessDied
 
-# Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
+# More than twice `view_file.BATCH_SECONDS`: a failed batch is applied again up to the failed
+# record.
 _BATCH_SECONDS: Final = 30.0
 
 
 class SharedDeath(ProcessDied):
-    """The process died of a message that held batches of several views; one may be at fault."""
+    """The process died of a message with batches of several views; one of them may be the cause."""
 
 
 class SharedPage:
-    """A page, and its records as the apply process gets them."""
+    """A page, and its records as encoded for the apply process."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -62,7 +63,7 @@ class _Waiting(NamedTuple):
     answer: asyncio.Future[Answer]
 
 
-# Topic, its last entry, cursor and limit of a page.
+# The topic of a page, the topic's last entry, the cursor and the limit.
 _Place = tuple[int, int, int, int]
 
 
@@ -78,13 +79,13 @@ class Feed:
         self._sending: set[asyncio.Task[list[Answer]]] = set()
 
     def rest(self) -> asyncio.Future[None]:
-        """A future that ends when the resting views go on. A view in a hurry sets its result."""
+        """A future that ends when the paused views continue; to end its pause, a view sets it."""
         return self._pacer.rest()
 
     async def read(self, topic: Topic, request: ReadRequest) -> SharedPage:
-        """A page as `Store.read` gives it; one that was read for the same records is shared.
+        """The page that `Store.read` returns; calls for the same records share one page.
 
-        Only while the topic is the same, and no longer than this turn of the loop.
+        A page is shared only within one turn of the loop, and while the topic does not change.
         """
         place = (topic.topic_id, topic.applied_lsn, request.from_seq, request.limit)
         found = self._pages.get(place)
@@ -96,10 +97,10 @@ class Feed:
         return found
 
     async def apply(self, path: str, batch: Batch, *, alone: bool) -> Answer:
-        """Apply a batch to a file. Raises `ProcessDied`; `SharedDeath` if others were with it.
+        """Apply a batch to a file. Raises `ProcessDied`, or `SharedDeath` with several batches.
 
-        A batch that is not `alone` goes with those of this turn of the loop. Cancelling the caller
-        does not stop a batch that is sent.
+        Unless `alone`, the batch is sent together with others of this turn of the loop. Cancelling
+        the caller does not stop a sent batch.
         """
         if alone:
             return await self._process.ask(Apply(path, batch), seconds=_BATCH_SECONDS)
@@ -113,7 +114,7 @@ class Feed:
     def _send(self) -> None:
         waiting = [one for one in self._waiting if not one.answer.done()]
         self._waiting.clear()
-        # Those with the same pieces behind one another: the process makes columns of them once.
+        # Put batches with the same pieces next to each other: the process makes their columns once.
         waiting.sort(key=lambda one: id(one.batch.pieces))
         if waiting:
             task = asyncio.get_running_loop().create_task(self._answers(waiting))
@@ -147,7 +148,7 @@ class Feed:
 
 
 def _joined(waiting: list[_Waiting]) -> ApplyAll:
-    """One message; pieces that batches share are in it once."""
+    """Join batches into one message, with shared pieces only once."""
     places: dict[int, int] = {}
     pieces: list[list[BlockRows]] = []
     parts: list[BatchPart] = []

@@ -1,11 +1,11 @@
-"""Finds files of views that reflect what their topics lost.
+"""Finds files of views that reflect lost records of their topics.
 
-Recovery may lower what a log holds: its journal ends earlier than it did before a power cut. Right
-behind recovery the log's last entry, its head and its holes tell which files are ahead of it. New
-entries hide that: they use the numbers of lost ones again, and may evict a hole. So `node/boot`
-notes the facts of the logs before anything is written. A start behind an unclean stop, or one that
-lost what an ephemeral topic held, removes such files before the server is ready; and a view
-compares what it opens later with these facts.
+After recovery a log may have fewer records than before, because a power cut made the journal
+shorter. Directly after recovery the log's last entry, head and holes show which files are ahead of
+it. New entries would hide this: they use the numbers of lost entries again, and may evict a hole.
+So `node/boot` stores the facts of the logs before anything is written. A start after an unclean
+stop, or one that lost the records of an ephemeral topic, removes such files before the server is
+ready; a view compares files that it opens later with these facts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from topics_server.views.workers.view_folder import files_in
 
 _SECONDS: Final = 15.0
 _TRIES_MAX: Final = 3
-# A view opens its files again with its own bound.
+# No limit here: a view opens its files again with its own limit.
 _ANY_BYTES: Final = 1 << 50
 
 
 class LogFacts(msgspec.Struct, frozen=True):
-    """A topic's log right behind recovery. `lsn`: its last entry."""
+    """A topic's log directly after recovery. `lsn`: its last entry."""
 
     head_seq: int
     lsn: int
@@ -41,7 +41,7 @@ class LogFacts(msgspec.Struct, frozen=True):
 
 
 class RecoveredLogs(msgspec.Struct, frozen=True):
-    """How the server started. `logs`: by topic id. `ahead`: views of which files were removed."""
+    """How the server started. `logs`: by topic id. `ahead`: views with removed files."""
 
     logs: dict[int, LogFacts]
     was_clean: bool
@@ -54,11 +54,11 @@ def facts_of_log(topic: Topic) -> LogFacts:
 
 
 def is_ahead(facts: FileFacts, log_facts: LogFacts) -> bool:
-    """Whether a file reflects what its topic's log does not have any more.
+    """Whether a file reflects records or deletes that its topic's log has lost.
 
-    The log's last entry is older than one that the file reflects (an append, or a delete that is
-    undone); its head is below what the file processed; or there is a hole at or below it that the
-    file never passed.
+    That is so if the log's last entry is older than one that the file reflects (an append, or a
+    delete that was lost), if its head is below the file's position, or if a hole up to that
+    position is not in the file's gaps.
     """
     if facts.lsn > log_facts.lsn or facts.processed_seq > log_facts.head_seq:
         return True
@@ -69,7 +69,7 @@ def is_ahead(facts: FileFacts, log_facts: LogFacts) -> bool:
 
 
 def _has_more(first: int, last: int, gaps: list[tuple[int, int]]) -> bool:
-    """Whether a seq of `first..last` lies in no gap."""
+    """Whether a seq of `first..last` is in no gap."""
     for gap_first, gap_last in sorted(gaps):
         if gap_first <= first <= gap_last:
             first = gap_last + 1
@@ -87,8 +87,8 @@ async def judge_files(
 ) -> RecoveredLogs:
     """Note the logs of all views; remove every file that is ahead of its log.
 
-    Behind a clean stop only logs with holes are looked at: a restart loses what ephemeral topics
-    hold, and the next crash may come before a view has opened its file.
+    After a clean stop only logs with holes are checked: a restart loses the records of ephemeral
+    topics, and the next crash may happen before a view has opened its file.
 
     Called before anything is written. Never refuses a start: a file that cannot be opened now is
     compared again by its view.
@@ -99,7 +99,7 @@ async def judge_files(
     for row in table:
         topic = topics[row.topic]
         if topic is None:
-            continue  # its view removes what is there
+            continue  # the view removes its files itself
         if was_clean and not logs[topic.topic_id].holes:
             continue
         try:

@@ -1,8 +1,7 @@
 """The messages between the server and its view processes. Pure.
 
-A frame is a length (u32, little-endian) and that many bytes of msgpack: one of the requests, or one
-of the answers. Each process answers one request at a time. Used by `processes`, `apply_worker` and
-`query_worker`.
+A frame is a length (u32, little-endian) and that many bytes of msgpack: a request or an answer.
+Each process answers one request at a time. Used by `processes`, `apply_worker` and `query_worker`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ FRAME_BYTES_MAX: Final = 2**31
 
 
 class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The facts that a view's file states. `gaps`: first and last seq of each hole it passed.
+    """The facts stored in a view's file. `gaps`: first and last seq of each hole that it passed.
 
     `topic_id` is text: the ids of topics do not all fit the database's integers. `lsn`: the file
-    may reflect entries of its topic up to this one. `is_stale`: records that it applied were
-    deleted, and its view is to be rebuilt. `needs_payloads`: `apply` uses `:data` or `:meta`.
+    may reflect entries of its topic up to this lsn. `is_stale`: records that it applied were
+    deleted, so its view must be rebuilt. `needs_payloads`: whether `apply` uses `:data` or `:meta`.
     """
 
     topic_id: str
@@ -40,19 +39,19 @@ class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BlockRows(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one encoded block. `rows`: which of its records; None for all of them."""
+    """Records of one encoded block. `rows`: the rows of the records; None: all."""
 
     block: bytes
     rows: list[int] | None
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """Records in seq order, and what else changes with them.
+    """Records in seq order, and other facts that change with them.
 
-    `upto_seq`: every slot up to it was examined; `from_seq`: where the file must stand. `gaps`:
-    holes newly passed; `known_from_seq`: raised where records were evicted before the view saw
-    them. `lsn`: the topic's last entry when the records were read. `count`: records in
-    `pieces`, which `views/pieces` makes and `workers/records` reads.
+    `upto_seq`: every slot up to this seq was examined; `from_seq`: the required position of the
+    file. `gaps`: newly passed holes; `known_from_seq`: raised if records were evicted before the
+    view read them. `lsn`: the topic's last entry when the records were read. `count`: the number of
+    records in `pieces`, which `views/pieces` makes and `workers/records` reads.
     """
 
     from_seq: int
@@ -81,7 +80,7 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Open a file that is there."""
+    """Open an existing file."""
 
     path: str
     max_bytes: int
@@ -95,7 +94,7 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BatchPart(msgspec.Struct, frozen=True, array_like=True):
-    """One file's part of `ApplyAll`. `pieces`: the place of its batch's pieces in the message."""
+    """One file's part of `ApplyAll`. `pieces`: the index of its batch's pieces in the message."""
 
     path: str
     batch: Batch
@@ -105,7 +104,7 @@ class BatchPart(msgspec.Struct, frozen=True, array_like=True):
 class ApplyAll(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Apply records to several open files, in one transaction each.
 
-    Views that read the same page share its pieces; the batches of `parts` have none.
+    Views that read the same page share its pieces; the batches in `parts` have no pieces.
     """
 
     pieces: list[list[BlockRows]]
@@ -120,13 +119,13 @@ class Skip(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class MarkReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The file answers queries from now on, also after a restart."""
+    """Mark the file: it answers queries from now on, also after a restart."""
 
     path: str
 
 
 class MarkStale(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Records that the file applied were deleted: the next start rebuilds its view."""
+    """Mark the file: records that it applied were deleted, so the next start rebuilds its view."""
 
     path: str
 
@@ -149,7 +148,7 @@ class ViewQuery(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Answer at once: the process is there."""
+    """Answer at once, to show that the process runs."""
 
 
 Request = (
@@ -168,7 +167,7 @@ Request = (
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Done. `processed_seq`: where the file stands now; `bytes`: of the file; `ms`: it took."""
+    """Done. `processed_seq`: the file's position; `bytes`: its size; `ms`: the time taken."""
 
     processed_seq: int = 0
     bytes: int = 0
@@ -176,7 +175,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class SqlRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A statement is wrong or not allowed, or takes too much. `reason`: see `view_file`."""
+    """A statement is wrong, not allowed, or exceeds a limit. `reason`: see `view_file`."""
 
     message: str
     statement: str
@@ -192,23 +191,23 @@ class FailedAt(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The file stands somewhere else than the request says, or is not open."""
+    """The file has another position than the request expects, or is not open."""
 
 
 class Unreadable(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The file is not there or is no file of a view."""
+    """The file does not exist, or is not a file of a view."""
 
     message: str
 
 
 class DiskTrouble(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The disk is full or fails; nothing was changed."""
+    """The disk is full or has failed; nothing was changed."""
 
     message: str
 
 
 class QueryRows(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Rows of a query. `rows`: a JSON array of arrays."""
+    """The rows of a query. `rows`: a JSON array of arrays."""
 
     columns: list[str]
     rows: bytes
@@ -234,7 +233,7 @@ ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message with its length in front."""
+    """A message, preceded by its length."""
     body = encode(message)
     assert len(body) < FRAME_BYTES_MAX
     return LENGTH.pack(len(body)) + body

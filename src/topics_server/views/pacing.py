@@ -2,8 +2,8 @@
 
 Even a small batch costs the event loop one message to the apply process and one back, and the
 transaction in that process takes a processor from the server. So views without a waiting query
-pause after each batch and go on together: `feed` serves them all in one piece of work, and between
-two pieces the loop serves appends. Loop thread only; called by `build` and `feed`.
+pause after each batch and continue together: `feed` serves all of them in one step, and between two
+steps the loop serves appends. Loop thread only; called by `build` and `feed`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-# A view applies the records of this time in one transaction.
+# The shortest pause: a view applies the records of this time in one transaction.
 PAUSE_S: Final = 0.005
-# All views together: 400 transactions a second.
+# The pause for each busy view: all views together make at most 400 transactions a second.
 _SPACE_S: Final = 0.0025
-# Longest delay of a view without a waiting query, so that other views can go on.
+# The longest pause of a view without a waiting query.
 _PAUSE_MAX_S: Final = 0.25
 
 
@@ -29,11 +29,12 @@ class Pacer:
 
     def __init__(self) -> None:
         self._resting: list[asyncio.Future[None]] = []
-        # Views that went on behind the last rest: so many are expected behind the next one.
+        # The number of views that continued after the last pause: as many are expected after the
+        # next.
         self._views = 1
 
     def rest(self) -> asyncio.Future[None]:
-        """A future that ends when the resting views go on. A view in a hurry sets its result."""
+        """A future that ends when the paused views continue; to end its pause, a view sets it."""
         loop = asyncio.get_running_loop()
         if not self._resting:
             loop.call_later(pause_s(self._views), self._go_on)
@@ -49,7 +50,7 @@ class Pacer:
                 rest.set_result(None)
 
 
-# Records of a batch: first so many, then as many as one transaction applies in good time.
+# The records of a batch: first this many, then as many as one transaction applies quickly.
 _RECORDS: Final = 500
 _RECORDS_MIN: Final = 250
 _RECORDS_MAX: Final = 8_000
@@ -58,13 +59,13 @@ _SLOW_MS: Final = 60.0
 
 
 class BatchSize:
-    """The records of one view's next batch, as many as others who wait for the process can bear."""
+    """The number of records of a view's next batch, so that other views do not wait too long."""
 
     def __init__(self) -> None:
         self.records = _RECORDS
 
     def note(self, count: int, ms: float) -> None:
-        """A batch of `count` records took so long to apply."""
+        """Note how long it took to apply a batch of `count` records."""
         if ms > _SLOW_MS:
             self.records = max(_RECORDS_MIN, self.records // 2)
         elif ms < _FAST_MS and count >= self.records:

@@ -1,7 +1,7 @@
-"""The records of a page as the apply process gets them: encoded blocks. Pure.
+"""Encodes the records of a page for the apply process, as blocks. Pure.
 
-Blocks go as they lie in memory, one call of C code for each, and without payloads where `apply`
-uses none. `workers/records` makes columns of them. Called by `build`.
+Each block is encoded by one call of C code, without payloads if `apply` uses none.
+`workers/records` makes columns of them. Called by `feed`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics_server.views.messages import BlockRows
 
 
 def pieces_of(page: Page, *, with_payloads: bool) -> list[BlockRows]:
-    """The records of a page, in seq order."""
+    """The encoded records of a page, in seq order."""
     return [_piece_of(piece.block, piece.rows, with_payloads) for piece in page.pieces]
 
 

@@ -1,9 +1,9 @@
-"""The helper processes of views, seen from the server.
+"""The server's side of the helper processes of views.
 
-`ViewProcess` keeps one child, started at first use and again after it died; requests go to it one
-at a time, in the order in which they came. A child that does not answer in time is killed. The loop
-moves bytes through pipes and decodes a small answer; rows of a query stay bytes. `QueryPool` gives
-each query a free process. Loop thread only; called by `service` and `build`.
+`ViewProcess` keeps one child, which is started at first use and again after its death; it gets
+requests one at a time, in the order of arrival. A child that does not answer in time is killed. The
+loop moves bytes through pipes and decodes a small answer; rows of a query stay bytes. `QueryPool`
+gives each query a free process. Loop thread only; called by `service` and `build`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Applying(Protocol):
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """End the process."""
         ...
 
 
@@ -54,12 +54,12 @@ class Querying(Protocol):
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """End the processes."""
         ...
 
 
 class ProcessDied(Exception):
-    """The child died or was killed before it answered; what it did is unknown."""
+    """The child died or was killed before it answered; the effect of the request is unknown."""
 
     def __init__(self, *, was_late: bool) -> None:
         super().__init__("the process did not answer in time" if was_late else "the process died")
@@ -84,14 +84,14 @@ class ViewProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child, while there is one."""
+        """The process id of the child; None if there is none."""
         return None if self._child is None else self._child.pid
 
     async def ask(self, request: Request, *, seconds: float) -> Answer:
         """Send a request and return its answer. Raises `ProcessDied`.
 
-        Cancelling the caller does not stop the request: the answer is read and dropped, so that the
-        next one is not mistaken for it.
+        Cancelling the caller does not stop the request: the answer is read and discarded, so that
+        it is not taken for the next answer.
         """
         under_way = asyncio.ensure_future(self._ask(request, seconds))
         under_way.add_done_callback(_look_away)
@@ -142,7 +142,7 @@ class ViewProcess:
         await child.wait()
 
     async def close(self) -> None:
-        """Let the request under way end, then the child."""
+        """Wait for the request under way, then end the child."""
         self._is_closed = True
         async with self._turn:
             child = self._child
@@ -169,7 +169,7 @@ async def _exchange(child: asyncio.subprocess.Process, request: bytes) -> Answer
 
 
 def _look_away(under_way: asyncio.Future[Answer]) -> None:
-    """Read the error of a request that no caller awaits any more."""
+    """Retrieve the error of a request that no caller awaits any more."""
     if not under_way.cancelled():
         under_way.exception()
 
@@ -179,7 +179,8 @@ class QueryPool:
 
     def __init__(self, size: int) -> None:
         self._processes = [ViewProcess("query_worker") for _ in range(size)]
-        # Last freed, first used: an idle server keeps one process warm.
+        # The process that was freed last is used first, so that a mostly idle server keeps one
+        # warm.
         self._free = list(self._processes)
         self._places = asyncio.Semaphore(size)
         self.waiting = 0
@@ -205,7 +206,7 @@ class QueryPool:
             pass  # it is started when it is needed
 
     def pids(self) -> list[int]:
-        """Ids of the processes that run."""
+        """The ids of the running processes."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     async def close(self) -> None:

@@ -58,9 +58,9 @@ from topics_server.views.view_table import ViewRow, ViewTable
 from topics_server.views.workers.view_folder import tidy
 
 _CHECK_SECONDS: Final = 30.0
-# A process that is past its time by so much is killed.
+# A process that exceeds its time by this much is killed.
 _GRACE_S: Final = 2.0
-# A file that was swapped while a query was on its way is asked again so often.
+# How often a query is repeated if the view's file was replaced meanwhile.
 _TRIES_MAX: Final = 3
 
 
@@ -69,12 +69,12 @@ class ViewSettings(Protocol):
 
     @property
     def max_views(self) -> int:
-        """Views of the server."""
+        """The maximum of views of the server."""
         ...
 
     @property
     def max_views_per_topic(self) -> int:
-        """Views of one topic."""
+        """The maximum of views of one topic."""
         ...
 
     @property
@@ -84,22 +84,22 @@ class ViewSettings(Protocol):
 
     @property
     def view_max_bytes(self) -> int:
-        """Bytes of the file of one view."""
+        """The maximum size of one view's file."""
         ...
 
     @property
     def view_after_ms(self) -> int:
-        """How long a query waits for `after`."""
+        """How long a query waits for `after`, in ms."""
         ...
 
     @property
     def view_query_ms(self) -> int:
-        """How long one query may run."""
+        """How long one query may run, in ms."""
         ...
 
     @property
     def view_query_processes(self) -> int:
-        """Processes that answer queries."""
+        """The number of processes that answer queries."""
         ...
 
 
@@ -145,7 +145,7 @@ class Views:
     # -- its life --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take up every view where its file stands. Nothing here refuses a start, or waits."""
+        """Continue every view from its file's position. Refuses no start; does not wait."""
         self._table.on_put = self._put_row
         self._table.on_gone = self._gone_row
         self._commits.change_observers.append(self.observe)
@@ -159,7 +159,7 @@ class Views:
             self._spawn(self._pool.warm())
 
     async def _tidy(self) -> None:
-        """Remove the folders of views that are gone; later views have higher ids."""
+        """Remove the folders of deleted views; later views have higher ids."""
         known = {row.view_id for row in self._table}
         gone = set(range(1, self._table.next_view_id)) - known
         if not gone:
@@ -206,7 +206,7 @@ class Views:
         log_defect(task)
 
     def drain(self) -> None:
-        """Answer all waiting queries now: the server stops."""
+        """Answer all waiting queries now: the server is stopping."""
         self._is_closed = True
         for view in self._views.values():
             view.drain()
@@ -221,7 +221,7 @@ class Views:
         await asyncio.gather(self._process.close(), self._pool.close())
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Hear of an applied entry: topics that come and go, and deletes."""
+        """Observe an applied entry: created topics, and deletes of records."""
         if not self._by_topic:
             return
         if isinstance(entry, RecordsAppended):
@@ -236,7 +236,7 @@ class Views:
                 view.note_delete()
 
     def _note_topic(self, name: str) -> None:
-        # A turn later: then the topic is there to be found.
+        # Call the views a turn later, when the topic can be found.
         loop = asyncio.get_running_loop()
         for view in self._by_topic.get(name, ()):
             loop.call_soon(view.note_topic)
@@ -257,7 +257,7 @@ class Views:
         return view
 
     def get(self, topic: str, name: str) -> ViewState:
-        """A view as it is. Raises `topic_not_found`, `view_not_found`."""
+        """A view's state. Raises `topic_not_found`, `view_not_found`."""
         return self.view(topic, name).state()
 
     def of_topic(self, topic: str) -> list[ViewState]:
@@ -267,20 +267,20 @@ class Views:
         return [self._views[row.view_id].state() for row in rows if row.view_id in self._views]
 
     def states(self) -> Iterator[ViewState]:
-        """All views whose topic is there, for metrics."""
+        """The states of all views whose topic exists, for metrics."""
         for view in list(self._views.values()):
             try:
                 yield view.state()
             except TopicsError:
-                continue  # its topic is gone for now
+                continue  # its topic does not exist now
 
     # -- changing --------------------------------------------------------------------------
 
     async def put(self, topic: str, name: str, definition: ViewDefinition) -> ViewOutcome:
-        """Define a view, or define it like this; durable before it returns.
+        """Create a view, or change its definition; durable before this returns.
 
-        Raises `TopicsError`, after which nothing is changed: `topic_not_found`, `query_failed` for
-        SQL that is wrong or not allowed, `throttled` for too many views.
+        Raises `TopicsError`, and then changes nothing: `topic_not_found`, `query_failed` for SQL
+        that is wrong or not allowed, `throttled` for too many views.
         """
         async with self._changing:
             self._check_topic(topic, definition)
@@ -320,7 +320,7 @@ class Views:
         self._check_prefixes(topic)
 
     def _check_prefixes(self, topic: str) -> None:
-        """Each prefix of a key has as many views as it may have topics."""
+        """Raise `throttled` if a prefix of a key has as many views as it may have topics."""
         most = self._settings.max_topics_per_prefix
         own = self._path_of(topic)
         for prefix in sorted(self._prefixes()) if most else ():
@@ -346,7 +346,7 @@ class Views:
             raise _refusal(answer)
 
     async def delete(self, topic: str, name: str) -> bool:
-        """Remove a view with what it computed; whether it was there."""
+        """Delete a view with its files; returns whether it existed."""
         async with self._changing:
             row = self._table.find(topic, name)
             if row is None:
@@ -359,7 +359,7 @@ class Views:
         await applied(ticket)
 
     async def rebuild(self, topic: str, name: str, *, skip_seq: int | None) -> ViewState:
-        """Build a view anew, or skip the record at which it stopped. Raises `TopicsError`."""
+        """Rebuild a view, or skip the record at which it stopped. Raises `TopicsError`."""
         view = self.view(topic, name)
         if not view.is_started:
             raise TopicsError(Code.NOT_READY, f"view {name} is still being opened", {"view": name})
@@ -376,8 +376,9 @@ class Views:
     ) -> ViewRows:
         """Rows of a query; with `after` they reflect that record.
 
-        Raises `TopicsError`: `view_timeout` if the view does not get there in time, `query_failed`
-        for SQL that is wrong, not allowed or takes too much, `throttled` if too many wait.
+        Raises `TopicsError`: `view_timeout` if the view does not reach the record in time,
+        `query_failed` for SQL that is wrong, not allowed or exceeds a limit, `throttled` if too
+        many wait.
         """
         view = self.view(topic, name)
         if self._waiting >= VIEW_WAITING_MAX:
@@ -442,7 +443,7 @@ class Views:
                 )
             if isinstance(answer, SqlRefused):
                 raise _refusal(answer)
-            # The file was swapped or is just being made: ask what answers now.
+            # The file was replaced, or is being made now: repeat the query on the current file.
             await asyncio.sleep(0.05)
         message = "the view cannot be read now"
         if isinstance(answer, Unreadable | DiskTrouble):
@@ -450,7 +451,7 @@ class Views:
         raise TopicsError(Code.NOT_READY, message, {"view": view.name})
 
     def named_query(self, topic: str, name: str, query: str) -> str:
-        """The SQL of a named query. Raises `invalid_request` for a name that is none."""
+        """The SQL of a named query. Raises `invalid_request` for an unknown name."""
         definition = self.view(topic, name).definition
         sql = definition.queries.get(query)
         if sql is None:
@@ -459,14 +460,14 @@ class Views:
         return sql
 
     def listen(self, topic: str, name: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever the view moved; the returned function ends that."""
+        """Call `listener` whenever the view has moved; the returned function removes it."""
         view = self.view(topic, name)
         view.listen(listener)
         return lambda: view.unlisten(listener)
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server is going down."""
+        """Whether the server is shutting down."""
         return self._is_closed
 
 

@@ -1,8 +1,8 @@
 """Expands the shortcuts of a view definition to SQL. Pure.
 
-A shortcut is a name for a definition that many people write: the newest record of each tag, a
-counter per tag, the newest record of each key, sums per interval. The expansion is ordinary SQL, is
-stored with the definition and shown back by `GET`, so that it can be copied and changed. Records
+A shortcut is a short form of a frequent definition: the newest record of each tag, a counter for
+each tag, the newest record of each key, sums per interval. The expansion is ordinary SQL. It is
+stored with the definition and returned by `GET`, so that it can be copied and changed. Records
 whose data is not JSON have no key and no value: such records are skipped. Called by `definition`.
 """
 
@@ -36,7 +36,7 @@ class Expansion(msgspec.Struct, frozen=True):
 
 
 def expand(shortcut: Mapping[str, Any]) -> Expansion:
-    """The SQL of `{"latest_by_tag": true}` and its like. Raises `invalid_request`."""
+    """The SQL of a shortcut such as `{"latest_by_tag": true}`. Raises `invalid_request`."""
     if len(shortcut) != 1:
         raise invalid(f"shortcut must have one member of {_names()}", "shortcut")
     name, argument = next(iter(shortcut.items()))
@@ -135,7 +135,7 @@ def _timeseries(argument: object) -> Expansion:
         sums[_column(pointer, sums)] = value
     key = ["bucket", "tag"] if asked.by_tag else ["bucket"]
     columns = [*key, "count", *sums]
-    # A bucket without a tag has an empty one: NULL is no key.
+    # Store an absent tag as an empty one, because NULL cannot be a key.
     values = [f":ts - :ts % {bucket_ms}"]
     values += ["coalesce(:tag, '')"] if asked.by_tag else []
     values += ["1", *(f"coalesce({value}, 0)" for value in sums.values())]
@@ -220,7 +220,7 @@ def _value_at(pointer: object, field: str, *, only_numbers: bool = False) -> str
 
 
 def _json_paths(pointer: str, field: str) -> list[str]:
-    """The database's paths for a pointer: a number is an index or a member's name."""
+    """The database's paths for a pointer: a number may be an index or a member's name."""
     paths = ["$"]
     for escaped in pointer[1:].split("/"):
         name = escaped.replace("~1", "/").replace("~0", "~")

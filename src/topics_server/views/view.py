@@ -1,8 +1,8 @@
-"""One view: the file that answers, the file that is built beside it, and who waits for it.
+"""One view: the file that answers, the file that is being built, and the waiting queries.
 
-A changed definition and a rebuild make a new file; the old one goes on and answers until the new
-one has caught up, then the new one takes its place at once. A topic that is dropped or made again
-resets the view: it starts over with an empty file. Loop thread only; called by `service`.
+A changed definition or a rebuild makes a new file. The old file continues and answers until the new
+one has caught up; then the new file replaces it at once. If the topic is dropped or created again,
+the view starts again with an empty file. Loop thread only; called by `service`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topics_server.views.processes import ProcessDied
 from topics_server.views.workers.view_folder import files_in, remove_directory
 
 _OPEN_SECONDS: Final = 60.0
-# Deletes of so long are one rebuild.
+# All deletes within this time cause one rebuild.
 _DELETES_S: Final = 1.0
 _RETRY_S: Final = 1.0
 
@@ -37,10 +37,10 @@ Listener = Callable[[], None]
 
 
 class View:
-    """A view of one topic name. `directory` holds its files, which nothing else writes.
+    """A view of one topic name. `directory` has its files, which only this view's builds write.
 
-    `is_started`: those files are taken up.
-    `recovered`: how the server started; behind an unclean stop its files may lack deletes.
+    `is_started`: whether those files are opened. `recovered`: how the server started; after an
+    unclean stop the files may lack deletes.
     """
 
     def __init__(
@@ -63,13 +63,14 @@ class View:
         self._context = context
         self._store = context.store
         self._recovered = recovered
-        # Deletes of the topic since the start; each build notes how many preceded it.
+        # The number of deletes of the topic since the start; each build stores the number at its
+        # beginning.
         self._deletes = 0
         self._numbers = count(1)
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticks = count()
         self._listeners: list[Listener] = []
-        # Those who wait for a file to query.
+        # The queries that wait for a file.
         self._callers: list[asyncio.Future[None]] = []
         self._endings: set[asyncio.Task[None]] = set()
         self._delete_timer: asyncio.TimerHandle | None = None
@@ -79,7 +80,7 @@ class View:
     # -- files and topics ------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take up the files that are there, as far as they fit the topic; begin what is missing."""
+        """Open the existing files that fit the topic, and begin the missing builds."""
         files = await self._context.offload.run(partial(files_in, self._directory))
         if files:
             self._numbers = count(files[-1][0] + 1)
@@ -91,7 +92,8 @@ class View:
             if topic is None or facts is None or not self._fits(facts, topic):
                 await self._remove(path)
             elif facts.is_ready and self.active is None:
-                # An older definition answers until the present one has caught up.
+                # The file of an older definition answers until that of the current one has caught
+                # up.
                 self.active = self._resume(path, facts, topic)
             elif self._is_resumable(facts):
                 self.next = self._resume(path, facts, topic)
@@ -105,9 +107,9 @@ class View:
             self._begin_missing(topic)
 
     async def _facts(self, path: str) -> FileFacts | None:
-        """The facts that a file states; None if it is damaged or no file of a view.
+        """The facts of a file; None if it is damaged or not a file of a view.
 
-        A failed disk or a process that died says nothing about the file: try again.
+        A failed disk or a dead process shows nothing about the file, so this tries again.
         """
         while not self._is_closed:
             answer: Answer | None
@@ -127,7 +129,7 @@ class View:
         return None
 
     def _fits(self, facts: FileFacts, topic: Topic) -> bool:
-        """Whether a file shows what the topic holds now."""
+        """Whether a file fits the current records of the topic."""
         if facts.topic_id != str(topic.topic_id) or facts.epoch != topic.epoch:
             return False
         log_facts = self._recovered.logs.get(topic.topic_id) or facts_of_log(topic)
@@ -146,12 +148,12 @@ class View:
         self.rebuilds_total += 1
 
     def _is_resumable(self, facts: FileFacts) -> bool:
-        """Whether a build that did not catch up may go on."""
+        """Whether a build that did not catch up may continue."""
         is_needed = self.active is None and self.next is None
         return is_needed and not self._is_stale(facts) and _same(facts.definition, self.definition)
 
     def _is_stale(self, facts: FileFacts) -> bool:
-        """Whether a file may hold records that were deleted, and must not.
+        """Whether a file may reflect deleted records although its view must not.
 
         After a kill it is unknown which deletes the file reflects.
         """
@@ -162,7 +164,7 @@ class View:
 
     def _resume(self, path: str, facts: FileFacts, topic: Topic) -> Build:
         build = self._build(path, topic, facts.definition)
-        # Deletes while the files were opened are not in it.
+        # The file does not reflect deletes that happened while files were opened.
         build.deletes_seen = -1 if self._is_stale(facts) else 0
         build.start(facts)
         return build
@@ -212,7 +214,7 @@ class View:
     # -- changes ---------------------------------------------------------------------------
 
     def change(self, definition: ViewDefinition) -> None:
-        """Compute this from now on; what answers now goes on until that has caught up."""
+        """Change the definition; the current file answers until the new one has caught up."""
         old = self.definition
         self.definition = definition
         purges = definition.on_delete is OnDelete.REBUILD is not old.on_delete
@@ -220,7 +222,7 @@ class View:
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Build the view anew beside what answers now."""
+        """Rebuild the view in a new file, while the current file answers."""
         topic = self._topic()
         if topic is None or not self._is_at_work:
             return
@@ -228,7 +230,7 @@ class View:
         if self.next is not None:
             self._end(self.next)
         if self.active is None or not self.active.is_ready:
-            # Nothing whole to answer from meanwhile: start over at once.
+            # There is no complete file that could answer meanwhile: start again at once.
             if self.active is not None:
                 self._end(self.active)
             self.active, self.next = self._new(topic), None
@@ -237,11 +239,11 @@ class View:
 
     @property
     def _is_at_work(self) -> bool:
-        """Whether the files are taken up; before that `start` sees every change itself."""
+        """Whether the files are opened; before that `start` handles every change itself."""
         return self.is_started and not self._is_closed
 
     def note_topic(self) -> None:
-        """The topic is there, or there again: begin if nothing is under way."""
+        """Begin a build if none is under way: the topic was created, maybe again."""
         topic = self._topic()
         if topic is None or not self._is_at_work:
             return
@@ -250,7 +252,7 @@ class View:
         self._begin_missing(topic)
 
     def note_delete(self) -> None:
-        """Records of the topic were deleted: build anew, if the definition wants that."""
+        """Rebuild after a delete of records, if the definition requires that."""
         self._deletes += 1
         if self.definition.on_delete is not OnDelete.REBUILD or self._is_closed:
             return
@@ -263,7 +265,7 @@ class View:
         if self.definition.on_delete is not OnDelete.REBUILD or self._is_closed:
             return
         if self.next is not None or not self.is_started:
-            # One that began before the deletes may have read what is gone; one after another.
+            # The build under way may have read deleted records; run the next rebuild after it.
             loop = asyncio.get_running_loop()
             self._delete_timer = loop.call_later(_DELETES_S, self._rebuild_after_deletes)
         elif self.active is None or self.active.deletes_seen < self._deletes:
@@ -288,7 +290,7 @@ class View:
         task.add_done_callback(self._endings.discard)
 
     async def remove(self) -> None:
-        """The view is gone, with its files."""
+        """Delete the view's files."""
         self._is_closed = True
         if self._delete_timer is not None:
             self._delete_timer.cancel()
@@ -300,7 +302,7 @@ class View:
         await self._context.offload.run(partial(remove_directory, self._directory))
 
     async def close(self) -> None:
-        """The server stops: files stay as they are."""
+        """Stop the builds; the files stay, and stale ones are marked."""
         self._is_closed = True
         if self._delete_timer is not None:
             self._delete_timer.cancel()
@@ -311,7 +313,7 @@ class View:
             await asyncio.gather(*(build.mark_stale() for build in stale), return_exceptions=True)
         await asyncio.gather(*self._endings, return_exceptions=True)
 
-    # -- what builds tell (`build.BuildEvents`) ---------------------------------------------
+    # -- callbacks of builds (`build.BuildEvents`) ------------------------------------------
 
     def opened(self, build: Build) -> None:
         """See `BuildEvents`."""
@@ -324,7 +326,7 @@ class View:
             self._wake()
 
     def caught_up(self, build: Build) -> None:
-        """See `BuildEvents`. The new file answers from here on."""
+        """See `BuildEvents`. The new file answers from then on."""
         if build is not self.next:
             self._notify()
             return
@@ -342,7 +344,7 @@ class View:
             self._notify()
 
     def unusable(self, build: Build) -> None:
-        """See `BuildEvents`. A view can always be built anew."""
+        """See `BuildEvents`. A view can always be rebuilt."""
         log.warning("the file of view %s cannot be used: rebuilding it", self.name)
         topic = self._topic()
         self._end(build)
@@ -355,20 +357,21 @@ class View:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a query waits for a record to be processed; live queries can bear a pause."""
+        """Whether a query waits for a record to be processed; live queries do not count."""
         return bool(self._waiters)
 
-    # -- who waits -------------------------------------------------------------------------
+    # -- waiting ---------------------------------------------------------------------------
 
     @property
     def processed_seq(self) -> int:
-        """Every record up to it is in what answers queries now."""
+        """The file that answers queries reflects every record up to this seq."""
         return 0 if self.active is None else self.active.processed_seq
 
     def etag(self, sql: str, seq: int | None = None) -> str:
-        """The tag of an answer to this query that reflects `seq`; by default, of one given now.
+        """The ETag of an answer to this query that reflects `seq`; by default, of an answer now.
 
-        It names what the rows depend on: the view, the topic, the file, the statement.
+        It contains everything that the rows depend on: the view, the topic, the file, the seq, the
+        statement.
         """
         active = self.active
         seq = self.processed_seq if seq is None else seq
@@ -377,7 +380,7 @@ class View:
         return f'"{self._directory.name}-{build}-{seq}-{statement}"'
 
     async def until_open(self, seconds: float) -> None:
-        """Wait until there is a file to query, or the time is up."""
+        """Wait until there is a file to query, or until the time is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not (self.active is not None and self.active.is_open) and not self._is_closed:
@@ -397,7 +400,7 @@ class View:
                 waiter.set_result(None)
 
     async def wait_for(self, seq: int, seconds: float) -> bool:
-        """Wait until `seq` is processed; whether it is."""
+        """Wait until `seq` is processed; returns whether it is."""
         if self.processed_seq >= seq:
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -431,7 +434,7 @@ class View:
         self._notify()
 
     def _forget_waiters(self) -> None:
-        """Drop those that wait no more, once they are most."""
+        """Remove finished waiters once most of them are finished."""
         waiting = [entry for entry in self._waiters if not entry[2].done()]
         if len(waiting) * 2 <= len(self._waiters):
             heapq.heapify(waiting)
@@ -442,13 +445,13 @@ class View:
         self._wake_all()
 
     def listen(self, listener: Listener) -> None:
-        """Call this whenever the view moved."""
+        """Call this listener whenever the view has moved."""
         self._listeners.append(listener)
         if self.active is not None:
             self.active.want()
 
     def unlisten(self, listener: Listener) -> None:
-        """Call it no more."""
+        """Remove a listener."""
         self._listeners.remove(listener)
 
     def _notify(self) -> None:
@@ -458,7 +461,7 @@ class View:
     # -- facts -----------------------------------------------------------------------------
 
     def state(self) -> ViewState:
-        """The view as it is. Raises `topic_not_found`."""
+        """The view's state. Raises `topic_not_found`."""
         topic = self._store.topic(self.topic_name)
         active, building = self.active, self.next
         failures = (build.failure for build in (building, active) if build is not None)
@@ -496,5 +499,5 @@ class View:
 
 
 def _same(one: ViewDefinition, other: ViewDefinition) -> bool:
-    """Whether two definitions make the same tables; queries and deletes may differ."""
+    """Whether two definitions make the same tables; `queries` and `on_delete` may differ."""
     return one.schema == other.schema and one.apply == other.apply

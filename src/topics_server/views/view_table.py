@@ -1,9 +1,9 @@
 """All views: a projection of the journal. Pure.
 
-Definitions only: what a view computed is in its files, which can always be made again. A view
-belongs to a topic's *name*: it stays when the topic is dropped and starts over when the topic is
-made again. Loop thread. Satisfies `projections.Projection`; called by commits, recovery, the
-checkpointer and `service`.
+The table has definitions only: the results of a view are in its files, which can always be rebuilt.
+A view belongs to a topic's *name*: it stays when the topic is dropped, and starts again when the
+topic is created again. Loop thread. Satisfies `projections.Projection`; called by commits,
+recovery, the checkpointer and `service`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING: Final = Applied()
 
 
 class ViewRow(msgspec.Struct):
-    """One view as it is defined."""
+    """The definition of one view."""
 
     view_id: int
     topic: str
@@ -40,7 +40,7 @@ class ViewTable:
         self._count = 0
         self._applied_lsn = 0
         self.next_view_id = 1
-        # Called with every view that is created, changed or deleted; set once there is a listener.
+        # Called with every view that is created, changed or deleted; set when the service starts.
         self.on_put: Callable[[ViewRow], None] | None = None
         self.on_gone: Callable[[ViewRow], None] | None = None
 
@@ -51,7 +51,7 @@ class ViewTable:
         return iter([row for rows in self._by_topic.values() for row in rows.values()])
 
     def find(self, topic: str, name: str) -> ViewRow | None:
-        """The view of these names."""
+        """The view of a topic name and a view name."""
         return self._by_topic.get(topic, {}).get(name)
 
     def of_topic(self, topic: str) -> list[ViewRow]:
@@ -62,7 +62,7 @@ class ViewTable:
     # -- journal ---------------------------------------------------------------------------
 
     def stage(self, lsn: int, entry: Entry) -> None:
-        """See `projections.Owner`. One at a time: the service waits for each."""
+        """See `projections.Owner`. One entry at a time: the service waits for each."""
 
     def commit_staged(self, lsn: int) -> None:
         """See `projections.Owner`."""
@@ -108,7 +108,7 @@ class ViewTable:
     # -- snapshots -------------------------------------------------------------------------
 
     def capture(self) -> Iterator[bytes]:
-        """See `projections.Projection`. Nothing at all while there never was a view."""
+        """See `projections.Projection`. Yields nothing if there never was a view."""
         if self.next_view_id == 1:
             return
         applied_lsn, next_id = self._applied_lsn, self.next_view_id

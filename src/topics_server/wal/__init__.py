@@ -1,8 +1,9 @@
 """Files and disks: the only package that opens, writes, syncs and renames.
 
-It knows entries and bytes, no rules of topics. Formats are pure modules (docs/FORMATS.md draws
-them); every access to files goes through `fs`, so that tests can replace it with a failing disk.
-Damage above the synced end of the journal is *torn*, below it *corrupt*.
+It handles entries and bytes; the rules of topics are not here. Formats are pure modules
+(docs/FORMATS.md shows the layouts); every access to files goes through `fs`, so that tests can
+replace it with a failing disk. Damage above the synced end of the journal is *torn*, below it
+*corrupt*.
 
 - `format/`: the bytes of every file. Pure; Spark loads `segment` and `manifest`.
 - `journal/`: the write-ahead log: writers, files, replay.

@@ -15,7 +15,7 @@ from topics_server.wal.layout import temp
 
 
 def write_temp(fs: Fs, path: str, pieces: Iterable[Buffer]) -> int:
-    """Write and sync `path`'s temp file; its length. On failure the temp file is removed."""
+    """Write and sync `path`'s temp file; return its length. A failure removes the temp file."""
     try:
         file = fs.open(temp(path), create=True)
         try:
@@ -33,12 +33,12 @@ def write_temp(fs: Fs, path: str, pieces: Iterable[Buffer]) -> int:
 
 
 def rename_temp(fs: Fs, path: str) -> None:
-    """Give the temp file its name; not durable before the directory is synced."""
+    """Rename the temp file to `path`; durable once the directory is synced."""
     fs.rename(temp(path), path)
 
 
 def remove_quietly(fs: Fs, path: str) -> None:
-    """Remove a file that nothing relies on; a file that cannot be removed is left for later."""
+    """Remove a file that nothing relies on; if that fails, the file stays."""
     try:
         fs.unlink(path, missing_ok=True)
     except StorageError:

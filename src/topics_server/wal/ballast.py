@@ -2,11 +2,11 @@
 
 Owns `ballast` in the data directory's root. With zero bytes free neither a manifest nor a snapshot
 can be written, so deleted data could never be removed. The ballast is as large as the next snapshot
-and some manifests. `release` cuts it when such a write needs the room; `restore` fills it again
-once the disk has room for it beside the required free space. While a part is missing
-(`missing_bytes`), appends, journal files and new segments leave that much room alone. Its bytes are
-random, because a file system may compress or share others. Blocking; one thread at a time, except
-for `missing_bytes`. Called by `disk_space`.
+and some manifests. `release` shortens the ballast when such a write needs the room; `restore` fills
+it again once the disk has room for it beside the required free space. While a part is missing
+(`missing_bytes`), appends, journal files and new segments leave that much space free. The ballast
+holds random bytes, because a file system may compress or share other bytes. Blocking; one thread at
+a time, except for `missing_bytes`. Called by `disk_space`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Ballast:
 
     @property
     def missing_bytes(self) -> int:
-        """The missing bytes of the ballast: this much more must stay free. Safe on any thread."""
+        """The bytes that the ballast lacks, and that must stay free. Safe on any thread."""
         return max(0, self._wanted_bytes - self._bytes)
 
     @property
     def held_bytes(self) -> int:
-        """How large it is now."""
+        """The current size of the ballast."""
         return self._bytes
 
     def want(self, size: int) -> None:
-        """Set its wanted size."""
+        """Set the wanted size of the ballast."""
         self._wanted_bytes = size
 
     def release(self, size: int) -> int:
         """*Blocking.* Release at least `size` bytes, or all; returns how many were released.
 
-        It releases no more than needed: other programs can take free space, and then nothing helps.
+        It releases no more than needed: other programs could take the rest, and none would be left.
         """
         held, left = self._bytes, max(0, self._bytes - size)
         if held:
@@ -57,10 +57,10 @@ class Ballast:
         return held - self._bytes
 
     def restore(self, free_bytes: int, keep_free_bytes: int) -> bool:
-        """*Blocking.* Fill it if that leaves `keep_free_bytes`; returns whether it is whole.
+        """*Blocking.* Fill it if that leaves `keep_free_bytes` free; returns whether it is full.
 
-        A refused write costs it nothing: what it held before it keeps, since others would take the
-        room. A ballast larger than wanted stays: it shrinks with the next release.
+        If a write fails, the ballast keeps the bytes that it had, because other programs would take
+        the space. A ballast larger than wanted keeps its size until the next release.
         """
         if not self.missing_bytes:
             return True
@@ -86,14 +86,14 @@ class Ballast:
                 piece = random_bytes(min(_PIECE_BYTES, self._wanted_bytes - position))
                 file.pwrite(piece, position)
                 position += len(piece)
-            # A sparse file would reserve no space.
+            # Bytes are written, not only a length set: a sparse file reserves no space.
             file.sync()
         finally:
             file.close()
         self._bytes = position
 
     def _cut(self, size: int) -> None:
-        """Shorten it to `size` bytes; one that cannot be shortened is removed."""
+        """Shorten the ballast to `size` bytes; if that fails, remove it."""
         try:
             file = self._fs.open(self._path, write=True)
             try:

@@ -4,12 +4,12 @@ Owns `LOCK`, the lock on the folder itself, and `STORE`, a checked JSON file, re
 
     {"format": 1, "store_id": "...", "run": 7, "checksum": "..."}
 
-`store_id` is that of the data directory, `run` the last run that used the folder. `FORMAT` of the
-data directory says whether a cold folder carries its id: "none", "adopting" (a start is about to
-write `STORE` into the folder of an older version) or "held". The two files show whether the folders
-are halves of one store. If one half is empty and the other one proves a store, a disk is not
-mounted: the start is refused. Nothing is written before this judgement, and `STORE` only after
-`Directory.begin`. Called by the node's start and by offline verbs.
+`store_id` is that of the data directory, `run` the last run that used the folder. The field `cold`
+of the data directory's `FORMAT` says whether a cold folder has the store's id: "none", "adopting"
+(a start is about to write `STORE` into the folder of an older version) or "held". The two files
+show whether the folders are halves of one store. If one half is empty and the other half belongs to
+a store, a disk is not mounted: the start is refused. Nothing is written before this check, and
+`STORE` only after `Directory.begin`. Called by the node's start and by offline verbs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoreMark(msgspec.Struct, frozen=True):
 
 
 class _Version(msgspec.Struct):
-    """The members that every `STORE` has. `folder_id`: only that of a backup folder."""
+    """The members that every `STORE` has. `folder_id`: only backup folders have it."""
 
     format: int
     folder_id: str = ""
@@ -73,7 +73,7 @@ class ColdFolder:
             make_durable_dirs(fs, root, mode)
         locks = lock_folder(fs, root)
         try:
-            # Judge again: another server may have taken the folder before it was locked.
+            # Check again: another server may have claimed the folder before it was locked.
             judge_cold(fs, root, directory.root, directory.found)
         except StorageError:
             for lock in locks:
@@ -85,7 +85,8 @@ class ColdFolder:
         """*Blocking.* Write the store's id and this run into the folder; after `begin`."""
         is_new = read_store(self._fs, self._root) is None
         if is_new:
-            # An earlier start may have made the folder and its parents, and died.
+            # An earlier start may have made the folder and its parents, and died before it synced
+            # them.
             sync_ancestors(self._fs, self._root)
             log.info("%s is now the cold folder of store %s", self._root, directory.store_id)
         write_store(self._fs, self._root, StoreMark(store_id=directory.store_id, run=directory.run))
@@ -100,7 +101,7 @@ class ColdFolder:
 def judge_cold(fs: Fs, root: str, data_dir: str, mark: FormatMark | None) -> None:
     """Raise `StartRefused` unless the two folders are one store, or the cold one is free.
 
-    `mark`: the data directory's, `None` if it has none. Changes nothing.
+    `mark`: that of the data directory; `None` if it has none. Changes nothing.
     """
     refuse_overlap(fs, data_dir, root)
     refuse_inside_store(fs, root)
@@ -144,8 +145,8 @@ def _judge_unmarked(root: str, data_dir: str, mark: FormatMark | None, names: li
             f"folder is this store's: topics repair {data_dir} --cold-dir {root} --adopt-cold",
             layout.join(root, layout.STORE),
         )
-    # A directory of version 1 has no facts about its cold folder; its listed segments are judged
-    # later.
+    # A directory of version 1 has no facts about its cold folder; recovery checks its listed
+    # segments later.
     is_free = mark is not None and (not mark.store_id or mark.cold == "adopting")
     if names and not is_free:
         raise StartRefused(
@@ -160,19 +161,19 @@ def _begin_anew(data_dir: str, root: str, store_id: str) -> str:
 
 
 def judge_before_start(fs: Fs, root: str, data_dir: str) -> None:
-    """Like `judge_cold`, before anything is made or locked."""
+    """Like `judge_cold`, but called before anything is created or locked."""
     judge_cold(fs, root, data_dir, read_format(fs, data_dir))
 
 
 def refuse_overlap(fs: Fs, data_dir: str, cold_dir: str) -> None:
-    """Raise `StartRefused` if one folder is the other, or lies inside it, links resolved.
+    """Raise `StartRefused` if one folder is the other or lies inside it; resolves links.
 
     Recovery removes unknown files from both, so neither may contain files of the other.
     """
     real_data, real_cold = fs.real_path(data_dir), fs.real_path(cold_dir)
     data_ids = _identities(fs, real_data)
     cold_ids = _identities(fs, real_cold)
-    # The same folder may have two paths (a bind mount), so folders are compared, not names only.
+    # The same folder may have two paths (a bind mount), so compare folders, not only their names.
     subfolders = (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS, layout.SET_ASIDE)
     parts = {fs.identity(layout.join(real_data, name)) for name in subfolders}
     parts.add(fs.identity(real_data))
@@ -192,7 +193,7 @@ def refuse_overlap(fs: Fs, data_dir: str, cold_dir: str) -> None:
 
 
 def lies_in(fs: Fs, path: str, folder: str) -> bool:
-    """Whether `path` is the folder or lies in it, links resolved, bind mounts too."""
+    """Whether `path` is the folder or lies in it; resolves links and bind mounts."""
     real, root = fs.real_path(path), fs.real_path(folder)
     own = fs.identity(root)
     return _is_within(real, root) or (own is not None and own in _identities(fs, real))
@@ -203,7 +204,7 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _identities(fs: Fs, path: str) -> set[tuple[int, int] | None]:
-    """The identities of a path and all its parents, as far as they exist."""
+    """The identities of a path and of its parents, as far as they exist."""
     found: set[tuple[int, int] | None] = set()
     at = path
     while True:

@@ -8,16 +8,16 @@ Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, 
      "cold": "held", "checksum": "..."}
 
 `store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
-wrote. `journal_run` is the last run whose journal files and end marks were made. `heads_run` is the
-last run whose start published moved heads: without a snapshot of that run or a later one the heads
-are not known (`lacks_heads`). `clean_stop` is set after the final snapshot, with its last lsn as
-`final_lsn`; without that snapshot the heads are not known either. `begin` removes both, counts the
-run and syncs both before the first write of a run. `boot_id` is that of the last run whose heads
-were published (ARCHITECTURE, Heads); a failed sync clears it. A journal file set is listed in
-`wal_sets` from before its first entry until it is forgotten. `cold` says whether a cold folder
-carries the store's id (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open`
-makes the id, the first write stores it. Called by the server's start and stop, by a shard whose
-sync failed, and by offline verbs.
+wrote. `journal_run` is the last run that created its journal files and end marks. `heads_run` is
+the last run whose start published moved heads: the heads are unknown without a snapshot of that run
+or a later one (`lacks_heads`). `clean_stop` is set after the final snapshot, with its last lsn as
+`final_lsn`; without that snapshot the heads are unknown too. `begin` removes these two fields,
+counts the run, and syncs `FORMAT` before the first write of a run. `boot_id` is that of the last
+run whose heads were published (ARCHITECTURE, Heads); a failed sync clears it. A journal file set is
+listed in `wal_sets` from before its first entry until it is forgotten. `cold` says whether a cold
+folder carries the store's id (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`:
+`open` makes the id, the first write stores it. Called by the server's start and stop, by a shard
+whose sync failed, and by offline verbs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VERSION_WITHOUT_ID: Final = 1
 _STORE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _STORE_ID_BYTES: Final = 16
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-# A file system's own folder at its root does not make a directory foreign.
+# File systems have such folders at their root; a directory with one is not foreign.
 _IGNORED: Final = frozenset(
     {"lost+found", layout.LOCK, layout.SET_ASIDE, layout.temp(layout.FORMAT)}
 )
@@ -112,20 +112,20 @@ class Directory:
         self._locks: Final = locks
         self._held: Final[list[Lock]] = []
         self._boot_id: Final = boot_id
-        # The mark found at open; `None` if the directory was created then.
+        # The mark found by `open`; `None` if `open` created the directory.
         self.found: Final = mark
         mark = mark or FormatMark()
-        # The server's start and stop write marks, and shards whose sync failed.
+        # Marks are written by the server's start and stop, and by shards whose sync failed.
         self._writing: Final = threading.Lock()
         self._is_boot_forgotten = False
-        # An older version is written again as the newest one, with an id if it had none.
+        # The next write turns an older version into the newest one, with an id if it had none.
         self.is_adopted: Final = mark.format == _VERSION_WITHOUT_ID
         self._mark = msgspec.structs.replace(
             mark,
             format=FORMAT_VERSION,
             store_id=mark.store_id or random_hex(_STORE_ID_BYTES),
         )
-        # How the last run ended, as the mark at open says.
+        # How the last run ended, according to the mark found by `open`.
         self.was_clean: Final = mark.clean_stop
         self.same_boot: Final = bool(boot_id) and mark.boot_id == boot_id
         self.is_new: Final = not mark.boot_id and not mark.wal_sets
@@ -147,12 +147,13 @@ class Directory:
             mark = read_format(fs, root)
             directory = cls(fs, root, locks, mark, boot_id)
             if mark is None:
-                # Also if it was not made just now: the process that made it may have been killed.
+                # Sync also an existing directory: the process that made it may have been killed
+                # before its sync.
                 sync_ancestors(fs, root)
                 directory._write(directory._mark)
             if directory.is_new:
-                # Only in a new directory: later, a missing folder was lost, and recovery judges
-                # that.
+                # Only in a new directory: in an older one a missing folder was lost, and recovery
+                # must decide.
                 for name in _FOLDERS:
                     fs.make_dir(layout.join(root, name), mode)
             fs.sync_dir(root)
@@ -165,7 +166,7 @@ class Directory:
 
     @property
     def wal_dir(self) -> str:
-        """Where journal files lie."""
+        """The folder of the journal files."""
         return layout.join(self.root, layout.WAL)
 
     @property
@@ -216,7 +217,7 @@ class Directory:
             self._write(mark)
 
     def note_cold(self) -> None:
-        """*Blocking.* A cold folder carries the store's id: from now on it may not be empty."""
+        """*Blocking.* Record that a cold folder has the store's id; it must never be empty now."""
         with self._writing:
             if self._mark.cold != "held":
                 self._write(msgspec.structs.replace(self._mark, cold="held"))
@@ -230,7 +231,7 @@ class Directory:
         oldest_start_lsn: int = 0,
         has_marks: bool = False,
     ) -> None:
-        """*Blocking.* The set's files exist now; call before its first entry is submitted.
+        """*Blocking.* Record that the set's files exist; call before its first entry is submitted.
 
         Sets without entries from `oldest_start_lsn` on (the older snapshot's start) are forgotten.
         `has_marks`: the end marks of all its shards exist as well.
@@ -242,7 +243,7 @@ class Directory:
         sets = [s for s in self._mark.wal_sets if s.wal_set != new.wal_set]
         if len(sets) != len(self._mark.wal_sets):
             if new.has_marks and new.wal_set not in self.marked_sets:
-                # A set of an older version continues, with end marks from now on.
+                # A set of an older version continues in use, and has end marks from now on.
                 marked = [
                     msgspec.structs.replace(s, has_marks=s.has_marks or s.wal_set == new.wal_set)
                     for s in self._mark.wal_sets
@@ -276,7 +277,7 @@ class Directory:
         self.note_boot(heads_moved=heads_moved)
 
     def note_boot(self, *, heads_moved: bool = False) -> None:
-        """*Blocking.* Heads of this boot are published: a crash within it skips no seqs.
+        """*Blocking.* Record that this boot's heads are published: a crash within it skips no seqs.
 
         The journal files and end marks of this run exist: older ones count as copies from now on.
         """
@@ -291,7 +292,7 @@ class Directory:
                 self._write(new)
 
     def doubt_boot(self) -> None:
-        """*Blocking.* Writes of this boot are lost: until `note_boot` it counts as another one.
+        """*Blocking.* Writes of this boot are lost: treat it as another boot until `note_boot`.
 
         Called before the loss is repaired. Raises `StorageError`.
         """
@@ -300,7 +301,7 @@ class Directory:
                 self._write(msgspec.structs.replace(self._mark, boot_id=""))
 
     def forget_boot(self) -> None:
-        """*Blocking.* A sync failed: the page cache of this boot proves nothing any more.
+        """*Blocking.* Record a failed sync: this boot's page cache proves nothing any more.
 
         The next start then treats this boot as another one. Best effort: a disk that fails a sync
         may fail this write too. Until the process ends, neither a boot id nor a clean stop is
@@ -315,7 +316,7 @@ class Directory:
                     log.warning("the boot id cannot be cleared after a failed sync: %s", error)
 
     def note_clean_stop(self, final_lsn: int) -> None:
-        """*Blocking.* The final snapshot is published, and nothing is written after it.
+        """*Blocking.* Record that the final snapshot is published and nothing is written after it.
 
         `final_lsn`: the last lsn of that snapshot.
         """
@@ -332,7 +333,7 @@ class Directory:
             handle.release()
 
     def _hold_folders(self) -> None:
-        """Keep the constantly synced folders open, so that syncs work without a free descriptor."""
+        """Keep the often synced folders open: syncing them then needs no free descriptor."""
         for folder in (self.root, *(layout.join(self.root, name) for name in _FOLDERS)):
             if self._fs.exists(folder):
                 self._held.append(self._fs.hold_dir(folder))
@@ -351,9 +352,9 @@ class Directory:
 
 
 def lacks_heads(mark: FormatMark, newest: SnapshotImage | None) -> bool:
-    """Whether the snapshot with the last heads is missing, or an older copy.
+    """Whether the snapshot with the last heads is missing or replaced by an older copy.
 
-    That snapshot is the one of the start that moved them, and after a clean stop the final one.
+    The start that moved heads writes that snapshot; after a clean stop it is the final one.
     """
     run, last_lsn = (newest.run, newest.last_lsn) if newest else (0, 0)
     return mark.heads_run > run or mark.final_lsn > last_lsn
@@ -362,9 +363,9 @@ def lacks_heads(mark: FormatMark, newest: SnapshotImage | None) -> bool:
 def lock_folder(fs: Fs, root: str) -> list[Lock]:
     """Lock a folder for this process: its `LOCK` and the folder itself.
 
-    `LOCK` names its holder; older servers and network file systems know only this lock. Removing it
-    under a running server releases that lock; the one on the folder stays. Raises `StartRefused`
-    when another process holds either.
+    `LOCK` names its holder; older servers take only this lock, and network file systems support
+    only this one. Removing the file under a running server releases its lock; the lock on the
+    folder stays. Raises `StartRefused` when another process holds either.
     """
     lock = fs.lock(layout.join(root, layout.LOCK), f"pid {os.getpid()}")
     try:
@@ -409,7 +410,7 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
 def refuse_inside_store(fs: Fs, path: str) -> None:
     """Raise `StartRefused` if a folder lies inside a store's data directory or cold folder.
 
-    The server of that store owns all files there, and removes unknown ones.
+    The server of that store owns all files there, and removes files that it does not know.
     """
     at = fs.real_path(path)
     while at != layout.parent(at):
@@ -424,7 +425,7 @@ def refuse_inside_store(fs: Fs, path: str) -> None:
 
 
 def _is_mark(fs: Fs, path: str) -> bool:
-    """Whether a file of this name is ours; foreign files may have such names."""
+    """Whether the server makes files of this name; foreign files may have the same name."""
     if not fs.exists(path):
         return False
     file = fs.open(path)

@@ -1,13 +1,14 @@
 """Free disk space: when appends are refused and the ballast is released.
 
-Looks once a second, and at once when the disk refused a flip or a drop. Below the floor
-(`TOPICS_MIN_FREE_BYTES`, plus the missing part of the ballast) appends are refused and journal
-files are not filled ahead; deletes, acks, drops, manifests, flips and checkpoints continue. The
-ballast gives these exactly the space they lack, a snapshot only what makes it fit; its last piece
-is for the small writes that free space. No new segment is sealed while a part of the ballast is
-missing, except at a start that has room for all of it. A snapshot or segment that cannot fit is
-refused before its first byte: otherwise each attempt would fill the disk for a moment, and other
-writes would fail. Called by `node`, on the loop; the disk is asked off the loop.
+Checks the free space once a second, and at once after the disk refused a flip or a drop. Below the
+floor (`TOPICS_MIN_FREE_BYTES`, plus the missing part of the ballast) appends are refused and
+journal files are not filled ahead; deletes, acks, drops, manifests, flips and checkpoints continue.
+The ballast gives these writes exactly the space that they lack; it gives space to a snapshot only
+if the snapshot then fits. The last piece of the ballast is for the small writes that free space. No
+new segment is sealed while a part of the ballast is missing, except at a start that has room for
+all of it. A snapshot or segment that cannot fit is refused before its first byte: otherwise each
+attempt would fill the disk for a moment, and other writes would fail. Called by `node`, on the
+loop; the free space is read off the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from topics_server.wal.ballast import Ballast
 from topics_server.wal.fs import Fs
 
 _CHECK_S: Final = 1.0
-# Bytes for a refused manifest or flip, and a snapshot's margin beside its own bytes.
+# Ballast bytes released for a refused manifest or flip, and the margin of a snapshot beside its own
+# bytes.
 _PIECE_BYTES: Final = 64 * KIB
 # The ballast keeps this much for manifests, flips and snapshots up to this size.
 _LAST_BYTES: Final = 2 * _PIECE_BYTES
@@ -49,30 +51,31 @@ class Space:
         self._offload: Final = offload
         self._ballast: Final = Ballast(fs, root)
         self._refused = asyncio.Event()
-        # Ballast bytes for the next refused manifest or flag write: more each time, because the
-        # write may be large.
+        # Ballast bytes to release for the next refused manifest or flag write: more after each
+        # refusal, because the write may be large.
         self._next_piece_bytes = _PIECE_BYTES
         # Called when a refused write got room from the ballast.
         self.on_given: list[Callable[[], None]] = []
         self.min_free_bytes: Final = min_free_bytes
         self._ballast.want(ballast_bytes())
-        # Until the first look a ballast may be missing because this start has not written it yet.
+        # Before the first check the ballast may be missing only because this start has not written
+        # it yet.
         self._is_unwritten = self._has_room_for_it()
 
     @property
     def floor_bytes(self) -> int:
-        """The free space that appends leave. Safe on any thread."""
+        """The free space that appends must leave. Safe on any thread."""
         return self.min_free_bytes + self._ballast.missing_bytes
 
     def may_fill(self, size: int) -> bool:
         """*Blocking, briefly.* Whether `size` bytes may be taken for preallocation.
 
-        A journal's worker asks before it fills a file with zeros. Any thread.
+        A journal's worker calls this before it fills a file with zeros. Safe on any thread.
         """
         return self._fs.free_bytes(self._root) - size >= self.floor_bytes
 
     def may_seal(self) -> bool:
-        """Whether new segments may be made: not from the space that the ballast released."""
+        """Whether new segments may be made; the ballast's released space is not for them."""
         return self._is_unwritten or not self._ballast.missing_bytes
 
     def check_seal(self, size: int) -> None:
@@ -84,20 +87,20 @@ class Space:
             raise DiskFull(f"a {what} takes {size} bytes, and only {free} can be had", self._root)
 
     def _has_room_for_it(self) -> bool:
-        """*Blocking, briefly.* Whether the missing ballast fits above the floor."""
+        """*Blocking, briefly.* Whether the missing part of the ballast fits above the floor."""
         try:
             return self._fs.free_bytes(self._root) >= self.floor_bytes
         except StorageError:
             return False
 
     def make_room_for_start(self, size: int) -> None:
-        """*Blocking.* A start writes some small files before any file can be removed."""
+        """*Blocking.* Release ballast for the small files that a start writes at first."""
         self._give_back(size, self._fs.free_bytes(self._root))
 
     async def make_room(self, snapshot_bytes: int) -> None:
         """Release ballast if that makes a snapshot fit; otherwise keep it for a smaller one.
 
-        Raises `DiskFull` where it cannot fit.
+        Raises `DiskFull` if the snapshot cannot fit.
         """
         await self._offload.run(partial(self._make_room, snapshot_bytes))
 
@@ -109,18 +112,18 @@ class Space:
         self._give_back(min(size + _PIECE_BYTES, free + held), free)
 
     def _give_back(self, size: int, free: int) -> int:
-        """Release the ballast's bytes that are missing to `size` free bytes; returns how many."""
+        """Release ballast until `size` bytes are free; returns how many bytes were released."""
         given = self._ballast.release(size - free) if free < size else 0
         if given:
             log.warning("%d bytes are free: %d bytes of ballast were released", free, given)
         return given
 
     def note_refused(self) -> None:
-        """The disk refused a flip or a drop: look now."""
+        """Check the free space now: the disk refused a flip or a drop."""
         self._refused.set()
 
     async def watch(self, tell_low: Callable[[bool, int], None]) -> None:
-        """Look repeatedly, until cancelled; calls `tell_low(is_low, free bytes)` after each."""
+        """Check until cancelled; call `tell_low(is_low, free bytes)` after each check."""
         while True:
             look = partial(self._look, was_refused=self._refused.is_set())
             self._refused.clear()
@@ -141,7 +144,7 @@ class Space:
     def _look(self, *, was_refused: bool) -> tuple[int, int]:
         """*Blocking.* Release the ballast, or fill it again.
 
-        Returns the free bytes after that, and those that a refused write got.
+        Returns the free bytes after that, and the bytes released for a refused write.
         """
         ballast, root, given = self._ballast, self._root, 0
         free = self._fs.free_bytes(root)
@@ -157,7 +160,7 @@ class Space:
 
 
 def reasons_of(checkpoints: StorageError | None, sealing: StorageError | None) -> list[str]:
-    """The failure of background work, in words that name no topic and no file."""
+    """Describe a failure of background work without naming a topic or a file."""
     found = (("checkpoints fail", checkpoints), ("sealing fails", sealing))
     return [f"{what}: {_cause_of(error)}" for what, error in found if error is not None]
 

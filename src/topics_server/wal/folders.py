@@ -31,10 +31,10 @@ def make_durable_dirs(fs: Fs, path: str, mode: int = 0o700) -> None:
 
 
 def sync_ancestors(fs: Fs, path: str) -> None:
-    """Make the names of all parents of `path` durable, as far as they may be read.
+    """Make the names of all readable parents of `path` durable.
 
-    For the first start in a directory that exists: an earlier start may have made its parents and
-    died before it synced them. A parent that cannot be opened was not made by this server.
+    Used by the first start in a directory that exists: an earlier start may have made its parents
+    and died before it synced them. A parent that cannot be opened was not made by this server.
     """
     at = parent(path)
     while True:

@@ -22,15 +22,15 @@ from topics_server.values.errors import DiskFull, NotThere, StartRefused, Storag
 
 Buffer = bytes | bytearray | memoryview
 
-# Errors that may pass: the server reports a full disk and never stops for them.
+# Errors that may be temporary: the server reports a full disk and continues.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 # Errors of a path that does not exist.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 # Errors of a pipe or a socket in the place of a file.
 _NO_FILE: Final = frozenset({errno.ESPIPE, errno.ENXIO})
-# Errors of a file system that cannot lock a directory (network file systems lock files only).
 _LOCK_WAIT_S: Final = 1.0
 _LOCK_RETRY_S: Final = 0.02
+# Errors of a file system that cannot lock a directory (network file systems lock files only).
 _NO_DIRECTORY_LOCK: Final = frozenset(
     {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
@@ -47,7 +47,7 @@ class File(Protocol):
         ...
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """Write all of `data` at `offset`, or raise `DiskFull`/`StorageError` (maybe half-way)."""
+        """Write all of `data` at `offset`. `DiskFull`/`StorageError` may follow a partial write."""
         ...
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -59,7 +59,7 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make bytes and size durable (fdatasync). A failure means: unknown, never retry."""
+        """Make bytes and size durable (fdatasync); never call it again after a failure."""
         ...
 
     def size(self) -> int:
@@ -87,9 +87,9 @@ class Fs(Protocol):
     """A file system; every error is a `StorageError` or one of its kinds."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Open for reading, or reading and writing; `create` (implies write): a new, empty file.
+        """Open for reading, with `write` also for writing; `create` implies `write`.
 
-        An existing file of that name is emptied. A missing file is `NotThere`.
+        `create` makes an empty file, and empties an existing one. A missing file is `NotThere`.
         """
         ...
 
@@ -113,7 +113,7 @@ class Fs(Protocol):
         ...
 
     def make_dir(self, path: str, mode: int = 0o700) -> None:
-        """Make a directory in one that exists; not an error if it exists itself.
+        """Make a directory in an existing one; not an error if it exists already.
 
         Its name is durable once its parent is synced: `folders.make_durable_dirs` does both.
         """
@@ -127,8 +127,8 @@ class Fs(Protocol):
         """Make the names in a directory durable.
 
         A directory that cannot be opened is `DiskFull` (too many open files), `NotThere` or plain
-        `StorageError`; its names are as they were, and trying again is sound. A failure of the
-        sync itself is `SyncFailed`: unknown, never retry.
+        `StorageError`; then nothing has changed and the caller may retry. A failure of the sync
+        itself is `SyncFailed`: it is then unknown what is durable, so never retry.
         """
         ...
 
@@ -165,7 +165,7 @@ class Fs(Protocol):
         ...
 
     def map(self, path: str) -> memoryview:
-        """A read-only view of a whole file that shows later writes to it; freed with its views."""
+        """A read-only view of a whole file; shows later writes, and is freed with its views."""
         ...
 
     def lock(self, path: str, text: str) -> Lock:
@@ -223,7 +223,7 @@ class OsFile:
                 part = buffers[first : first + _VECTORS_MAX]
                 written = os.pwritev(self._fd, part, offset)
                 for buffer in part:
-                    # A short write: write the rest buffer by buffer.
+                    # The write was short: write the rest buffer by buffer.
                     if written < len(buffer):
                         start = max(written, 0)
                         self._write_rest(memoryview(buffer)[start:], offset + start)
@@ -292,7 +292,7 @@ def _sync_data(fd: int) -> None:
 
 
 def _lock(fd: int) -> None:
-    """Lock the open file, waiting `_LOCK_WAIT_S` at most; raises `BlockingIOError` after that.
+    """Lock the open file; raises `BlockingIOError` after `_LOCK_WAIT_S`.
 
     The server starts helper processes. Between its fork and its exec a helper holds copies of the
     server's descriptors, so the lock of a killed server may outlive it by some milliseconds.
@@ -356,7 +356,7 @@ class OsFs:
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """See `Fs.open`."""
-        # A pipe in the place of a file must not hold its reader up; files ignore the flag.
+        # The flag keeps a pipe in the place of a file from blocking its reader; files ignore it.
         flags = (os.O_RDWR if write or create else os.O_RDONLY) | os.O_NONBLOCK
         if create:
             flags |= os.O_CREAT | os.O_TRUNC

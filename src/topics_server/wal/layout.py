@@ -15,7 +15,7 @@ Paths contain ids, never names of topics. The cold folder mirrors `segments/`.
     segments/TOPIC/SEGMENT.data, .idx       SEGMENT: the segment id, 10 digits
     quarantine/TOPIC/SEGMENT.idx.NUMBER     a damaged file that was replaced
     snapshots/NUMBER.snap                   20 digits
-    set-aside/                              bytes that offline verbs gave up; never read again
+    set-aside/                              bytes that offline verbs removed; never read again
     views/VIEW/NUMBER.db                    what a view computed; VIEW: its id, decimal
 
 The root of the cold folder has `LOCK`, `STORE` (its owner) and `set-aside/` of its own.

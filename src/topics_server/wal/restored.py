@@ -1,8 +1,8 @@
 """The file `RESTORED`: what the first start of a restored store must not use again.
 
 `archive/restore` writes it before `FORMAT`; the first start skips the heads, ids and epochs that it
-names, publishes a snapshot that holds the result, and removes it. A start that is killed before
-does the same again. Called by `archive/restore` and `node/boot`.
+names, publishes a snapshot with the result, and removes the file. If a start is killed before that,
+the next start does the same again. Called by `archive/restore` and `node/boot`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DECODER = msgspec.json.Decoder(_Restored)
 
 
 def write_restored(fs: Fs, root: str, known: KnownPositions) -> None:
-    """*Blocking.* Durable when it returns, but for the name, which the caller syncs."""
+    """*Blocking.* Write the file durably, except its name, which the caller syncs."""
     path = layout.join(root, layout.RESTORED)
     heads = sorted(known.heads.items())
     content = encode_checked(_Restored(_FORMAT, known.next_topic_id, known.epoch, heads))
@@ -59,6 +59,6 @@ def read_restored(fs: Fs, root: str) -> KnownPositions | None:
 
 
 def remove_restored(fs: Fs, root: str) -> None:
-    """*Blocking.* A published snapshot holds everything that it says."""
+    """*Blocking.* Remove the file; a published snapshot holds all its facts."""
     fs.unlink(layout.join(root, layout.RESTORED), missing_ok=True)
     fs.sync_dir(root)

@@ -1,9 +1,9 @@
-"""Which bases an archive has.
+"""The bases of an archive.
 
-A base counts once a part names it, with the checksum of its `backup.json`; the newest part leads to
-the newest base and each to the one before it. Of the bases that a prune judged, those count that it
-kept. A folder that no part names is one of a killed or stopped archiver. Called by `restoring`,
-`verifying`, `prune` and the command line.
+A base counts once a part names it, with the checksum of its `backup.json`. The newest part names
+the part of the newest base, which names that of the base before it, and so on. Of the bases that a
+prune has examined, only those that it kept count. A folder that no part names was left by a killed
+or stopped archiver. Called by `restoring`, `verifying`, `prune` and the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topics_server.values.errors import Corrupt, NotThere, StorageError
 
 
 class ArchiveBase(NamedTuple):
-    """A base that counts. `backup_xxh3`: of its `backup.json`; `part`: the one that names it."""
+    """A base that counts. `backup_xxh3`: the checksum of its `backup.json`; `part` names it."""
 
     name: str
     backup_xxh3: str
@@ -30,12 +30,12 @@ class ArchiveBase(NamedTuple):
 
     @property
     def last_lsn(self) -> int:
-        """Every entry up to it is in the base, and none behind it."""
+        """The base has every entry up to this lsn, and none after it."""
         return self.backup.facts.last_lsn
 
     @property
     def ts_ms(self) -> int:
-        """The server's time of `last_lsn`."""
+        """The server's time at `last_lsn`."""
         return self.backup.facts.ts_ms
 
 
@@ -47,11 +47,11 @@ class ArchiveBases:
         self._history: Final = history
 
     def kept(self) -> list[KeptBase]:
-        """Every base that counts, newest first. Raises `Corrupt` if a part on the way is lost."""
+        """Every base that counts, newest first. Raises `Corrupt` if a part is lost."""
         return list(self._kept())
 
     def newest(self) -> KeptBase | None:
-        """The newest base that counts, by few reads; None: there is none yet. Raises `Corrupt`."""
+        """The newest base that counts, by few reads; None if there is none. Raises `Corrupt`."""
         return next(self._kept(), None)
 
     def _kept(self) -> Iterator[KeptBase]:
@@ -71,7 +71,7 @@ class ArchiveBases:
             yield from sorted(pruned.bases, key=lambda base: -base.part)
 
     def opened(self, base: KeptBase) -> ArchiveBase:
-        """A base with its facts. Raises `StorageError`."""
+        """Open a base and read its facts. Raises `StorageError`."""
         folder = base_folder(base.name)
         name = f"{folder}/{FACTS}"
         path = self._store.path_of(name)
@@ -85,7 +85,7 @@ class ArchiveBases:
         return ArchiveBase(base.name, base.xxh3, base.part, base.stretch, backup)
 
     def all(self) -> tuple[list[ArchiveBase], list[str]]:
-        """The bases that can be read, newest first, and a line for each that cannot."""
+        """The readable bases, newest first, and a line for each unreadable one."""
         bases: list[ArchiveBase] = []
         problems: list[str] = []
         for each in self.kept():

@@ -36,9 +36,9 @@ ARCHIVE: Final = "ARCHIVE"
 PARTS: Final = "parts"
 BASES: Final = "bases"
 PRUNED: Final = "pruned"
-# A part is closed when its frames reach this size; a single frame may be larger.
+# A part ends when its frames reach this size; a single frame may be larger.
 PART_BYTES: Final = MIB
-# The same while the archiver catches up: fewer, larger objects.
+# The same size while the archiver catches up: it makes fewer, larger objects.
 CATCH_UP_BYTES: Final = 4 * MIB
 
 _PART: Final = struct.Struct("<8sHHIQ")
@@ -51,7 +51,7 @@ _BASE: Final = re.compile(r"(?!0{12})([0-9]{12})-[0-9a-f]{32}", re.ASCII)
 
 
 class ArchiveMark(msgspec.Struct, frozen=True):
-    """The content of `ARCHIVE`. `archive_id`: random, made with the archive."""
+    """The content of `ARCHIVE`. `archive_id`: random, created with the archive."""
 
     format: int
     store_id: str
@@ -59,15 +59,16 @@ class ArchiveMark(msgspec.Struct, frozen=True):
 
 
 class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that a part states about itself.
+    """The facts of a part.
 
-    `previous`: XXH3-64 of the part before it, in 16 digits; empty in the first. `writer`: random,
-    of the process that made it. `ts_ms`: the server's time, monotone from part to part; every entry
-    in it, and before it, was accepted by then. `first_lsn`: the lsn behind the last one of the part
-    before it, or behind that of the base on which a stretch begins. `stretch`: the number of the
-    part that began the stretch; parts of one stretch lack no entry. `base`: the base that this part
-    makes count, with the checksum of its `backup.json`. `base_part`: the newest part up to this one
-    with a base; `base_before`: in a part with a base, the one before that.
+    `previous`: XXH3-64 of the part before it, in 16 digits; empty in the first part. `writer`: a
+    random id of the process that made the part. `ts_ms`: the server's time, never lower than in the
+    part before; every entry in this part and before it was accepted by then. `first_lsn`: the lsn
+    after the last one of the part before it, or of the base from which a stretch begins. `stretch`:
+    the number of the part that began the stretch; between parts of one stretch no entry is missing.
+    `base`: the base that counts from this part on, with the checksum of its `backup.json`.
+    `base_part`: the newest part with a base, up to this part; `base_before`: in a part with a base,
+    the part with the base before.
     """
 
     store_id: str
@@ -92,7 +93,7 @@ class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begins_stretch(self) -> bool:
-        """Whether entries may be missing before it; its base makes up for them."""
+        """Whether entries may be missing before this part; its base includes them."""
         return self.number == self.stretch
 
 
@@ -108,8 +109,9 @@ class KeptBase(msgspec.Struct, frozen=True):
 class PrunedFacts(msgspec.Struct, frozen=True):
     """The content of `pruned/NUMBER`.
 
-    Of the bases that parts up to `judged_part` announce, only `bases` are kept. Parts below
-    `first_part` are removed; `known` is what clients may have seen of what was removed.
+    Of the bases that parts up to `judged_part` name, only `bases` are kept. Parts below
+    `first_part` are removed; `known` has the positions in removed objects that clients may have
+    seen.
     """
 
     format: int
@@ -145,12 +147,12 @@ def is_part_group(name: str) -> bool:
 
 
 def parse_part(name: str) -> int | None:
-    """The number of a part, or of a prune, of the last component of its name."""
+    """The number of a part or of a prune, from the last component of its name."""
     return int(name) if _NUMBER.fullmatch(name) else None
 
 
 def base_name(number: int, writer: str) -> str:
-    """The name of a base that is begun before the part with this number."""
+    """The name of a base that is begun before the part of this number."""
     return f"{number:012d}-{writer}"
 
 
@@ -166,7 +168,7 @@ def base_folder(name: str) -> str:
 
 
 def pruned_name(number: int) -> str:
-    """The object of a prune that judged all bases up to this part."""
+    """The object of a prune that examined all bases up to this part."""
     return f"{PRUNED}/{number:012d}"
 
 
@@ -179,9 +181,9 @@ def digest_of(content: bytes) -> str:
 
 
 def encode_part(facts: PartFacts, frames: Iterable[bytes | memoryview]) -> bytes:
-    """A part; the fields of `facts` about the frames' bytes are filled in here.
+    """Encode a part; fills in the fields of `facts` about the frames' bytes.
 
-    `frames`: their bytes in pieces, of which each is compressed without the interpreter's lock.
+    `frames`: their bytes in pieces; each piece is compressed without the interpreter's lock.
     """
     deflate, size, pieces = zlib.compressobj(1), 0, []
     for piece in frames:
@@ -197,7 +199,7 @@ def encode_part(facts: PartFacts, frames: Iterable[bytes | memoryview]) -> bytes
 
 
 def decode_part_facts(content: bytes, path: str) -> tuple[PartFacts, int]:
-    """The facts of a part, and where its frames begin; `content` may end anywhere behind them.
+    """The facts of a part, and where its frames begin; `content` may end anywhere after the facts.
 
     Raises `Corrupt`, `StartRefused` for a newer version.
     """

@@ -40,7 +40,7 @@ class NeededPart(NamedTuple):
 
     @classmethod
     def of(cls, facts: PartFacts) -> NeededPart:
-        """The facts of a part that a restore keeps."""
+        """Take the facts of a part that a restore keeps."""
         return cls(
             facts.number,
             facts.run,
@@ -52,7 +52,7 @@ class NeededPart(NamedTuple):
 
 
 class ArchiveHistory:
-    """The parts of one archive, as they are now."""
+    """The current parts of one archive."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store: Final = store
@@ -60,7 +60,7 @@ class ArchiveHistory:
     # -- numbers -------------------------------------------------------------------------------
 
     def newest(self) -> int:
-        """The number of the newest part; 0: there is none."""
+        """The number of the newest part; 0 if there is none."""
         for group in reversed(self._groups()):
             numbers = self._numbers_in(group)
             if numbers:
@@ -68,7 +68,7 @@ class ArchiveHistory:
         return 0
 
     def numbers(self) -> list[int]:
-        """The numbers of all parts that are there, ascending, without those that were pruned."""
+        """The numbers of all existing parts, ascending, without pruned ones."""
         first = self.first()
         found = (number for group in self._groups() for number in self._numbers_in(group))
         return [number for number in found if number >= first]
@@ -97,7 +97,7 @@ class ArchiveHistory:
             try:
                 content = read_whole(self._store, name)
             except NotThere:
-                # A prune that ends just now leaves a higher number.
+                # A prune has ended meanwhile and left a higher number: look again.
                 if gone == max(numbers):
                     raise
                 gone = max(numbers)
@@ -107,7 +107,7 @@ class ArchiveHistory:
     # -- parts ---------------------------------------------------------------------------------
 
     def path_of(self, number: int) -> str:
-        """A part as messages name it."""
+        """The path of a part, for messages."""
         return self._store.path_of(part_name(number))
 
     def content(self, number: int) -> bytes:
@@ -115,7 +115,7 @@ class ArchiveHistory:
         return read_whole(self._store, part_name(number))
 
     def facts(self, number: int) -> PartFacts:
-        """The facts that a part states about itself; its frames are not read.
+        """The facts of a part; does not read its frames.
 
         Raises `NotThere`, `Corrupt`.
         """
@@ -124,7 +124,7 @@ class ArchiveHistory:
         try:
             found, _ = decode_part_facts(content, path)
         except Corrupt:
-            # Facts that are longer than a chunk, or damage.
+            # The facts are longer than a chunk, or damaged.
             found, _ = decode_part_facts(self.content(number), path)
         if found.number != number:
             raise Corrupt(f"is part {found.number}", path)
@@ -139,7 +139,7 @@ class ArchiveHistory:
         return facts, entries, content
 
     def entries_of(self, needed: NeededPart) -> list[tuple[int, Entry]]:
-        """The entries of a part. Raises `Corrupt`, also if it is not the one that is needed."""
+        """The entries of a part. Raises `Corrupt`, also if it is not the needed part."""
         try:
             facts, entries, _ = self.part(needed.number)
         except NotThere:
@@ -151,7 +151,7 @@ class ArchiveHistory:
     # -- moments -------------------------------------------------------------------------------
 
     def last_part(self, numbers: list[int], is_within: Callable[[PartFacts], bool]) -> int | None:
-        """The newest part of which `is_within` holds, where it holds of all parts before it."""
+        """The newest part for which `is_within` is true; it must be true for all earlier parts."""
         low, high = 0, len(numbers)
         while low < high:
             middle = (low + high) // 2
@@ -162,9 +162,9 @@ class ArchiveHistory:
         return numbers[low - 1] if low else None
 
     def needed_parts(self, stretch: int, base_lsn: int, last: int) -> Iterator[NeededPart]:
-        """The parts of a stretch with entries behind a base, up to a part. Reads each of them.
+        """The parts of a stretch with entries after a base, up to a part. Reads each of them.
 
-        Raises `Corrupt` at one that is missing or does not continue the one before it.
+        Raises `Corrupt` if a part is missing or does not continue the part before it.
         """
         first = self.first_behind(stretch, base_lsn, last)
         lsn = None
@@ -180,9 +180,9 @@ class ArchiveHistory:
             yield NeededPart.of(facts)
 
     def first_behind(self, stretch: int, base_lsn: int, last: int) -> int:
-        """The first part of a stretch that may have entries behind an lsn: by halving.
+        """Find, by halving, the first part of a stretch that may have entries after an lsn.
 
-        A part that cannot be read counts as one that has: it is met when parts are read.
+        An unreadable part counts as one that has such entries; reading the parts reports it later.
         """
         low, high = max(stretch, self.first()), last
         while low < high:

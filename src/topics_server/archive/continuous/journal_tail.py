@@ -1,10 +1,10 @@
-"""Reads the newest synced entries of a running server's journal, again and again.
+"""Reads the newest synced entries of a running server's journal repeatedly.
 
-The server goes on writing. A caller knows an lsn up to which every shard is synced, and how far
-each shard is. Each shard's files are read from where the last call ended; a group that begins
-behind the caller's lsn is left for a later call, because it may yet be undone. A shard that ends
-before what it is known to have is damage, and so is a file that is missing. Frames are taken as
-they are, with the checksums of their groups compared and no payload decoded. Called by `shipper`.
+The server continues to write. The caller passes an lsn up to which every shard is synced, and how
+far each shard is synced. Each shard's files are read from where the last call ended; a group that
+begins after the caller's lsn is left for a later call, because it may still be undone. It is damage
+if a shard ends before its known synced end, or if a file is missing. Frames are read as raw bytes:
+the checksums of their groups are compared, and no payload is decoded. Called by `shipper`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JournalTail:
     """The journal from one lsn on. All calls block."""
 
     def __init__(self, fs: Fs, wal_dir: str, start_lsn: int, steps: Steps) -> None:
-        """Raises `StartRefused`, `Corrupt` if entries from `start_lsn` on are missing."""
+        """Raise `StartRefused` or `Corrupt` if entries from `start_lsn` on are missing."""
         self._fs: Final = fs
         self._wal_dir: Final = wal_dir
         self._shards: Final[dict[Key, _ShardTail]] = {}
@@ -50,10 +50,10 @@ class JournalTail:
                         each.file.close()
 
     def read(self, upto_lsn: int, synced: Sequence[SyncedShard], max_bytes: int) -> list[RawFrame]:
-        """The next frames up to an lsn, of all shards, by lsn; about so many bytes of them.
+        """The next frames of all shards up to an lsn, by lsn, about `max_bytes` of them.
 
-        `synced`: how far each open shard is synced; every one is up to `upto_lsn`, as far as it has
-        entries. Raises `Corrupt`.
+        `synced`: how far each open shard is synced; every shard has synced all its entries up to
+        `upto_lsn`. Raises `Corrupt`.
         """
         known = {(each.wal_set, each.shard): each.synced_lsn for each in synced}
         for key in known.keys() - self._shards.keys():
@@ -86,7 +86,7 @@ class JournalTail:
 
 
 class _ShardTail:
-    """One shard. `files`: the one that is read, and those behind it that are known."""
+    """One shard. `files`: the file that is read, and the known files after it."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _ShardTail:
         self.files = deque(files)
         self._position = FILE_HEADER_BYTES
         self._steps = steps
-        # Frames up to it were read; they may wait in `_frames`.
+        # Frames up to this lsn were read; some may still wait in `_frames`.
         self._read_lsn = start_lsn - 1
         self._frames: deque[RawFrame] = deque()
 
@@ -116,20 +116,18 @@ class _ShardTail:
         return None
 
     def take(self, frames: list[RawFrame], upto_lsn: int, max_bytes: int) -> int:
-        """Add the waiting frames up to an lsn, about so many bytes; how many bytes these are."""
+        """Move waiting frames up to an lsn to `frames`, about `max_bytes`; returns their bytes."""
         waiting, size, before = self._frames, 0, len(frames)
         while waiting and waiting[0].lsn <= upto_lsn and size < max_bytes:
             frame = waiting.popleft()
             frames.append(frame)
             size += len(frame.content)
-        # Of several shards, mostly one frame at a time.
+        # With several shards, mostly one frame at a time is taken.
         self._steps.did((len(frames) - before) / 4)
         return size
 
     def _fill(self, upto_lsn: int, known_lsn: int | None) -> None:
-        """Read on until there is a frame. `known_lsn`: the shard's last synced entry; None: it is
-        of an earlier wal set and grows no more.
-        """
+        """Read until there is a frame. `known_lsn`: the shard's synced lsn; None: an old set."""
         while not self._frames:
             if known_lsn is not None and self._read_lsn >= known_lsn:
                 return
@@ -141,7 +139,7 @@ class _ShardTail:
             if is_taken:
                 continue
             if ended is None:
-                # The next group begins behind `upto_lsn`.
+                # The next group begins after `upto_lsn`.
                 return
             if not self._next_file(ended.position):
                 if known_lsn is None:
@@ -151,8 +149,8 @@ class _ShardTail:
     def _read_on(self, upto_lsn: int) -> tuple[bool, Scan | None]:
         """Keep the frames of the groups up to an lsn in the next chunk that has any.
 
-        Returns whether there was such a group; how the file ends, if it ends. A group without
-        frames is passed only together with one behind it: it may be undone.
+        Returns whether there was such a group, and how the file ends, if it ends. A group without
+        frames is passed only together with a group after it, because it may be undone.
         """
         found, position, length = self.files[0], self._position, _CHUNK_BYTES
         found.size = found.file.size()
@@ -181,7 +179,7 @@ class _ShardTail:
             length = max(_CHUNK_BYTES, group.needed_bytes)
 
     def _keep(self, frames: list[RawFrame]) -> None:
-        """Keep those that were not read before."""
+        """Keep the frames that were not read before."""
         for frame in frames:
             if frame.lsn > self._read_lsn:
                 self._frames.append(frame)
@@ -189,7 +187,7 @@ class _ShardTail:
         self._steps.did(len(frames))
 
     def _next_file(self, end: int) -> bool:
-        """Go on with the file that continues this one; False if there is none."""
+        """Continue with the file after this one; False if there is none."""
         current = self.files[0]
         if len(self.files) == 1 and not self._find_files(current):
             return False
@@ -207,7 +205,7 @@ class _ShardTail:
         return True
 
     def _find_files(self, current: JournalFile | None) -> bool:
-        """Add the files with groups behind the current one. Raises `StartRefused` for a gap."""
+        """Add the files with groups after the current one. Raises `StartRefused` for a gap."""
         number = 0 if current is None else current.header.number
         found = _opened(self._fs, self._wal_dir, (self._key, number)).get(self._key, [])
         used = [each for each in found if each.first is not None]
@@ -233,7 +231,7 @@ class _ShardTail:
 
 
 def _opened(fs: Fs, wal_dir: str, behind: tuple[Key, int] | None) -> dict[Key, list[JournalFile]]:
-    """All files of the journal, or those of one shard behind a number."""
+    """All files of the journal, or those of one shard above a number."""
     for attempt in range(_TRIES):
         try:
             return open_files(fs, wal_dir, write=False, behind=behind)[0]

@@ -1,8 +1,8 @@
-"""The moments of an archive, and the cut that a restore asks for.
+"""The moments of an archive, and the cut of a restore.
 
-A *cut* is one lsn: a restore has every entry up to it, of every shard, and none behind it. It needs
-a base of the same stretch that is not behind the cut, and the parts between. Called by `restoring`
-and the command line.
+A *cut* is one lsn: a restore has every entry of every shard up to it, and none after it. It needs a
+base of the same stretch that does not go beyond the cut, and the parts between them. Called by
+`restoring` and the command line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics_server.wal.snapshots.parts import decode_part
 class RestorePoint(NamedTuple):
     """A cut: its base, its part, its lsn and time, and the parts between the base and it.
 
-    `part`: 0 at a base, which needs none.
+    `part`: 0 for a cut at a base, which needs no part.
     """
 
     base: ArchiveBase
@@ -35,10 +35,10 @@ class RestorePoint(NamedTuple):
 
 
 class Moments:
-    """The moments of one archive. `bases`: those that can be read, newest first."""
+    """The moments of one archive. `bases`: the readable ones, newest first."""
 
     def __init__(self, history: ArchiveHistory, bases: Sequence[ArchiveBase]) -> None:
-        """Raises `StartRefused` if there is nothing to restore."""
+        """Raise `StartRefused` if there is nothing to restore."""
         self._history: Final = history
         self._bases: Final = bases
         self._numbers: Final = history.numbers()
@@ -62,7 +62,7 @@ class Moments:
         number = self._history.last_part(self._numbers, lambda facts: facts.ts_ms <= ts_ms)
         following = self._following(number)
         if following is not None:
-            # On a base, a stretch begins before its first part ends.
+            # A stretch begins at its base, which is earlier than the end of its first part.
             facts = self._history.facts(following)
             if facts.begins_stretch:
                 for base in self._bases:
@@ -77,9 +77,9 @@ class Moments:
         return self._at_part(number)
 
     def at_seq(self, topic: str, seq: int) -> RestorePoint:
-        """The moment when the append that holds a record was the newest entry.
+        """The moment at which the append of a record was the newest entry.
 
-        Of topics that had this name one after the other, the last one that has the seq counts.
+        If several topics had this name in turn, the last one that has the seq counts.
         """
         found: tuple[int, int, int, int] | None = None
         ids: set[int] = set()
@@ -114,7 +114,7 @@ class Moments:
         return RestorePoint(base, 0, base.last_lsn, base.ts_ms)
 
     def _with_base(self, stretch: int, number: int, lsn: int, ts_ms: int) -> RestorePoint:
-        """The newest base of the stretch from which the parts lead to the lsn."""
+        """The newest base of the stretch from which the parts reach the lsn."""
         reason = f"no base that can be read lies before lsn {lsn}"
         for base in self._bases:
             if base.stretch != stretch or base.last_lsn > lsn:
@@ -122,14 +122,14 @@ class Moments:
             try:
                 needed = tuple(self._history.needed_parts(stretch, base.last_lsn, number))
             except Corrupt as error:
-                # An older base would need the same parts.
+                # An older base would need the same parts too.
                 reason = str(error)
                 break
             return RestorePoint(base, number, lsn, ts_ms, needed)
         raise self._refused(reason, ts_ms)
 
     def _following(self, number: int | None) -> int | None:
-        """The part behind a number; the first one for None."""
+        """The part after a number; the first part for None."""
         behind = [each for each in self._numbers if number is None or each > number]
         return behind[0] if behind else None
 
@@ -151,7 +151,7 @@ def _holds(entry: Entry, topic_ids: set[int], seq: int) -> bool:
 
 
 def names_of(base: ArchiveBase) -> dict[int, str]:
-    """The names of a base's topics, by id; also of topics that its journal drops.
+    """The names of a base's topics by id, including topics that its journal drops.
 
     Raises `Corrupt`.
     """
@@ -191,6 +191,6 @@ def _snapshot_parts(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def shown(ts_ms: int) -> str:
-    """A time as people write it, UTC."""
+    """A time as readable text, in UTC."""
     text = datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

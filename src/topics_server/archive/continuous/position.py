@@ -1,10 +1,10 @@
 """The file `ARCHIVE_POSITION` in the data directory: how far the archive of this store is.
 
-Before a part is put, the file notes its checksum. So after a kill at any call the next start knows
-whether the newest part of the archive is its own, and a copy of the data directory that goes on by
-itself finds a part that it did not write: it stops, and the archive stays one history. `is_gap`:
-the journal was not kept for the archive since the newest part, so the next stretch begins on a new
-base. Called by `shipper` and `node/archiver`.
+Before a part is put, the part's checksum is stored in this file. So after a kill at any point the
+next start can tell whether this store wrote the newest part of the archive. A server on a copy of
+the data directory finds a part that it did not write, and stops, so the archive stays one history.
+`is_gap`: since the newest part the journal was not kept for the archive, so the next stretch begins
+from a new base. Called by `shipper` and `node/archiver`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from topics_server.wal.format.checked_json import encode_checked, is_checked
 from topics_server.wal.fs import Fs
 
 _FORMAT: Final = 1
-# A put that timed out may still arrive: so many checksums of one number are remembered.
+# A put that timed out may still arrive: this many checksums of one number are remembered.
 _INTENTS_MAX: Final = 64
 
 
 class ArchivePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest part that is known to be in the archive, and what was tried behind it.
+    """The newest part that is known to be in the archive, and the attempts after it.
 
-    `number` 0: there is none. `digest`: its XXH3-64. `intents`: those of parts that were put under
-    the next number. `base_lsn`, `base_ts_ms`: of the newest base that counts.
+    `number` 0: there is none. `digest`: its XXH3-64. `intents`: the digests of parts that were put
+    under the next number. `base_lsn`, `base_ts_ms`: those of the newest base that counts.
     """
 
     format: int = _FORMAT
@@ -76,7 +76,7 @@ def read_position(fs: Fs, root: str) -> ArchivePosition | None:
 
 
 def write_position(fs: Fs, root: str, position: ArchivePosition) -> None:
-    """*Blocking.* Durable when it returns."""
+    """*Blocking.* Write the file; durable when this returns."""
     path = layout.join(root, layout.ARCHIVE_POSITION)
     write_temp(fs, path, [encode_checked(position)])
     rename_temp(fs, path)
@@ -84,7 +84,7 @@ def write_position(fs: Fs, root: str, position: ArchivePosition) -> None:
 
 
 def note_gap(fs: Fs, root: str) -> None:
-    """*Blocking.* The journal is no longer kept for the archive. Does nothing without a file."""
+    """*Blocking.* Note that the journal is not kept for the archive; nothing without a file."""
     position = read_position(fs, root)
     if position is not None and not position.is_gap:
         write_position(fs, root, msgspec.structs.replace(position, is_gap=True))

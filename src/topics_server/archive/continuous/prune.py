@@ -1,10 +1,11 @@
 """Removes the bases that no rule keeps, and the parts before the oldest base of the window.
 
 Rules of days and of counts make the *window*: from its oldest base on, every moment stays. Rules of
-weeks and months keep bases before it, as single moments. First the object `pruned/NUMBER` says what
-is kept, and what clients may have seen of the rest; so a prune that is killed at any call is no
-loss, and the next one removes what it left. Segments go last, those that no base needs. The lock of
-the bases is held meanwhile. Called by the command line.
+weeks and months keep bases before it, as single moments. First the object `pruned/NUMBER` is
+written: it lists what is kept, and the positions in the other objects that clients may have seen.
+So a prune that is killed at any point loses nothing, and the next prune removes the rest. Segments
+that no base needs are removed last. The lock of the bases is held meanwhile. Called by the command
+line.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from topics_server.values.errors import StorageError
 
 @dataclass(slots=True)
 class PrunePlan:
-    """The objects that a prune keeps: bases by the part naming each, parts from `first_part`."""
+    """The objects that a prune keeps: bases by their naming part, parts from `first_part`."""
 
     bases: list[ArchiveBase]
     gone: list[KeptBase]
@@ -62,10 +63,10 @@ class PrunedArchive:
 def plan_prune(
     store: ArchiveStore, rules: Sequence[KeepRule], skipped: Collection[int] = ()
 ) -> PrunePlan:
-    """*Blocking.* What these rules keep. Changes nothing.
+    """*Blocking.* Find what these rules keep. Changes nothing.
 
-    `skipped`: parts whose bases are lost, and go. Raises `StorageError` if another base cannot be
-    read: its segments are not known.
+    `skipped`: parts whose bases are lost and are removed. Raises `StorageError` if another base
+    cannot be read, because its segments are unknown.
     """
     history = ArchiveHistory(store)
     opener = ArchiveBases(store, history)
@@ -89,7 +90,7 @@ def plan_prune(
 
 
 def prune_archive(store: ArchiveStore, plan: PrunePlan) -> PrunedArchive:
-    """*Blocking.* Carry out a plan. The caller holds the lock of the bases since before it."""
+    """*Blocking.* Carry out a plan. The caller has held the lock of the bases since the plan."""
     history = ArchiveHistory(store)
     found = PrunedArchive(
         kept=sorted(base.part for base in plan.bases),
@@ -106,7 +107,7 @@ def prune_archive(store: ArchiveStore, plan: PrunePlan) -> PrunedArchive:
 
 
 def _note(store: ArchiveStore, history: ArchiveHistory, plan: PrunePlan, judged: int) -> None:
-    """Write the note: kept bases, and positions that removed objects knew; drop the old note."""
+    """Write the note: kept bases, and positions in removed objects; remove the old note."""
     opener = ArchiveBases(store, history)
     builder = KnownBuilder()
     earlier = history.pruned()
@@ -137,7 +138,7 @@ def _remove_parts(store: ArchiveStore, first: int) -> int:
     for group in filter(is_part_group, store.names(PARTS)):
         folder = f"{PARTS}/{group}"
         if folder > part_group(first):
-            # It may be new and empty: the server puts a part into it.
+            # The folder may be new and empty: the server is about to put a part into it.
             continue
         for number in map(parse_part, store.names(folder)):
             if number is not None and number < first:
@@ -149,7 +150,7 @@ def _remove_parts(store: ArchiveStore, first: int) -> int:
 
 
 def _remove_bases(store: ArchiveStore, names: Collection[str], judged: int) -> None:
-    """Remove the folders that are not kept; one that was begun since stays."""
+    """Remove the folders that are not kept, except those of later bases."""
     for name in store.names(BASES):
         number = parse_base(name)
         if number is not None and number <= judged and name not in names:

@@ -1,9 +1,9 @@
 """Makes a data directory as of a moment of an archive.
 
-Takes the newest base up to the cut, and the entries of the parts up to it. The result is a store of
-its own with a new id; the first start recovers it like a killed server, and moves every head past
-the seqs that any base or part of the archive knows. Topics that are not wanted are dropped by
-entries behind the cut, and their segments are not written. Called by the command line.
+Uses the newest base up to the cut, and the entries of the parts up to the cut. The result is a
+separate store with a new id; the first start recovers it like a killed server, and moves every head
+past the seqs in any base or part of the archive. Unwanted topics are dropped by entries after the
+cut, and their segments are not written. Called by the command line.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ def restore_moment(
     mode: int = 0o700,
     sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
 ) -> RestoredMoment:
-    """*Blocking.* Make `target` as of the moment that `find` names.
+    """*Blocking.* Make `target` as of the moment that `find` returns.
 
-    `is_wanted`: names of topics that are restored, all if None. `skipped`: numbers of parts behind
-    the cut that are not asked which seqs they know. Raises `StartRefused`, `Corrupt`; what a failed
-    call leaves is no store. A prune may run meanwhile: what it removes is never taken for damage.
+    `is_wanted`: decides by name which topics are restored; None: all. `skipped`: numbers of parts
+    after the cut whose known seqs are ignored. Raises `StartRefused`, `Corrupt`; a failed call
+    leaves no usable store. A prune may run meanwhile: objects that it removes do not count as
+    damage.
     """
     history = ArchiveHistory(store)
     pruned = history.pruned()
@@ -131,7 +132,7 @@ def _restored(
 
 
 def _segment_bytes(backup: StoredBackup, topic_ids: Collection[int]) -> int:
-    """Bytes of the segments of these topics."""
+    """The bytes of the segments of these topics."""
     return sum(
         entry.data_bytes + entry.idx_bytes
         for topic in backup.sealed()
@@ -143,7 +144,7 @@ def _segment_bytes(backup: StoredBackup, topic_ids: Collection[int]) -> int:
 def _entries(
     history: ArchiveHistory, point: RestorePoint, dropped: dict[int, str], alive: dict[int, str]
 ) -> Iterator[tuple[int, Entry]]:
-    """The whole journal of the restored store. `alive`: becomes the topics at its end, by id."""
+    """The whole journal of the restored store. Fills `alive` with the topics at its end, by id."""
     lsn = point.base.last_lsn
     for lsn, entry in itertools.chain(point.base.backup.entries(), _part_entries(history, point)):
         note_name(entry, alive)
@@ -158,7 +159,7 @@ def _entries(
 
 
 def _part_entries(history: ArchiveHistory, point: RestorePoint) -> Iterator[tuple[int, Entry]]:
-    """The entries behind the base, up to the cut. Raises `Corrupt`."""
+    """The entries after the base, up to the cut. Raises `Corrupt`."""
     last_lsn = point.base.last_lsn
     for part in point.needed:
         for lsn, entry in history.entries_of(part):
@@ -172,7 +173,7 @@ def _part_entries(history: ArchiveHistory, point: RestorePoint) -> Iterator[tupl
 def _known(
     history: ArchiveHistory, bases: ArchiveBases, point: RestorePoint, skipped: Collection[int]
 ) -> KnownPositions:
-    """The seqs that clients may have seen, by the parts and bases that reach behind the cut.
+    """The seqs that clients may have seen, from the parts and bases that go beyond the cut.
 
     Ids and epochs of topics that were dropped before are in the restored base.
     """

@@ -1,6 +1,6 @@
-"""The segments of an archive, as copies for a server that has damaged ones.
+"""The segments of an archive, as copies for a server with damaged segments.
 
-A segment's objects are named by the checksum in its manifest entry, so nothing is listed, and a
+A segment's objects are named by the checksum in its manifest entry, so no listing is needed, and a
 copy of another history has another name. Read by `wal/segments/mending`; made by `node/mending`.
 """
 
@@ -24,9 +24,9 @@ class ArchivedSegments:
     """The segments of one archive. *Blocking.*"""
 
     def __init__(self, store: ObjectStore, bytes_per_s: int, check: Callable[[], None]) -> None:
-        """`bytes_per_s`: how fast records are read, 0: at any rate.
+        """`bytes_per_s`: the maximum rate at which records are read; 0: no limit.
 
-        `check`: called between chunks; an error that it raises ends the copy.
+        `check` is called between chunks; an error that it raises ends the copy.
         """
         self._store: Final = store
         self._bytes_per_s: Final = bytes_per_s
@@ -46,7 +46,7 @@ class ArchivedSegments:
         return index_content(self._store, _name(topic_id, entry, layout.IDX_SUFFIX), entry)
 
     def flags(self, topic_id: int, segment_id: int) -> Iterator[bytes]:
-        """See `SegmentCopies`: what the bases have. One that cannot be read is passed over."""
+        """See `SegmentCopies`: the flags in the bases; skips unreadable bases."""
         bases = ArchiveBases(self._store, ArchiveHistory(self._store))
         for kept in bases.kept():
             self._check()

@@ -1,9 +1,10 @@
 """Writes the parts of an archive, one after the other.
 
-A part is put under the next number if that is absent. Before, its checksum is noted in the data
-directory (`position`). A put that fails is tried again with the same bytes; a number that holds
-other bytes was written by another server with a copy of this store: `ArchiveTaken`, and this one
-writes nothing any more. All calls block, and are made one at a time. Called by `node/archiver`.
+A part is put under the next number if that number is absent. Before that, its checksum is stored in
+the data directory (`position`). A failed put is repeated with the same bytes. If the number has
+other bytes, another server with a copy of this store has written it: then `ArchiveTaken` is raised,
+and this server writes to the archive no more. All calls block, and are made one at a time. Called
+by `node/archiver`.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ from topics_server.values.storage_types import SyncedShard
 from topics_server.wal.format.frames import RawFrame
 from topics_server.wal.fs import Fs
 
-# One part of so many is put only once the archive is known to be there still: a request more for
-# each of them would be paid for.
+# Before one in this many parts, check that the archive still exists. Each check is a request that
+# costs money.
 _LOOK_EVERY: Final = 64
 # Shorter frames are joined up to about this length before they are compressed.
 _JOINED_BYTES: Final = 64 * KIB
 
 
 class ArchiveTaken(StorageError):
-    """The archive is of another store, or another server with a copy of this one goes on in it."""
+    """The archive is of another store, or another server with a copy of this store writes to it."""
 
 
 class JournalLost(StorageError):
-    """The journal has not every entry behind the newest part: the next stretch needs a base."""
+    """The journal lacks entries after the newest part: the next stretch needs a base."""
 
 
 class ReadyBase(NamedTuple):
-    """A base that is whole, and counts once a part names it."""
+    """A complete base, which counts once a part names it."""
 
     name: str
     xxh3: str
@@ -69,7 +70,7 @@ class ReadyBase(NamedTuple):
 
 
 class Shipped(NamedTuple):
-    """The result of one call: bytes of the part, 0 without one, and whether more entries wait."""
+    """The result of one call: the bytes of the part (0: no part), and whether more entries wait."""
 
     bytes: int = 0
     has_more: bool = False
@@ -77,7 +78,7 @@ class Shipped(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A part whose checksum is noted, until it is known to be in the archive."""
+    """A part whose checksum is stored, until the part is known to be in the archive."""
 
     facts: PartFacts
     content: bytes
@@ -115,9 +116,9 @@ class ArchiveShipper:
         run: int,
         url: str,
     ) -> ArchiveShipper:
-        """Take an empty archive, or go on in the one of this data directory.
+        """Begin an empty archive, or continue the archive of this data directory.
 
-        Raises `ArchiveTaken` for one of another server, `StorageError` if it cannot be read.
+        Raises `ArchiveTaken` for the archive of another server, `StorageError` if it is unreadable.
         """
         shipper = cls(fs, store, data_dir, wal_dir, run, url)
         shipper._store_id = store_id
@@ -142,7 +143,7 @@ class ArchiveShipper:
         return shipper
 
     def _take_empty(self, position: ArchivePosition | None) -> ArchivePosition:
-        """Make the archive of this store in an empty place."""
+        """Create the archive of this store in an empty place."""
         store, path = self.store, self.store.path_of(ARCHIVE)
         is_known = position is not None and position.url == self._url
         if position is not None and is_known and position.number:
@@ -165,7 +166,7 @@ class ArchiveShipper:
         return position
 
     def _adopt(self) -> None:
-        """Compare the archive's newest part with what this data directory knows."""
+        """Compare the archive's newest part with the position in this data directory."""
         position = self.position
         history = ArchiveHistory(self.store)
         newest = history.newest()
@@ -182,7 +183,7 @@ class ArchiveShipper:
         if newest == position.number and digest == position.digest:
             return
         if newest == position.number + 1 and digest in position.intents:
-            # A process that was killed put it, maybe without the sync.
+            # A process put the part and was killed, maybe before the sync.
             self.store.make_durable(part_name(newest))
             self._advance(history.facts(newest), digest)
             return
@@ -196,18 +197,18 @@ class ArchiveShipper:
 
     @property
     def needs_base(self) -> bool:
-        """Whether a stretch must begin: no part follows before a base is ready."""
+        """Whether a new stretch must begin: no part is written before a base is ready."""
         return self.position.number == 0 or self.position.is_gap
 
     @property
     def last_lsn(self) -> int:
-        """Every entry up to it, of the stretch, is in the archive."""
+        """The archive has every entry of the stretch up to this lsn."""
         return self.position.last_lsn
 
     # -- parts ---------------------------------------------------------------------------------
 
     def begin_gap(self) -> None:
-        """The journal is not kept any longer: the next stretch begins on a new base."""
+        """Note that the journal is not kept any longer: the next stretch begins from a new base."""
         self._close_tail()
         if not self.needs_base:
             self.position = msgspec.structs.replace(self.position, is_gap=True)
@@ -222,17 +223,17 @@ class ArchiveShipper:
     ) -> Shipped:
         """Put the next part, if there is anything to put.
 
-        `upto_lsn`: every shard is synced up to it; `ts_ms`: when that was known. `base`: one that
-        is whole and that no part has named yet. Raises `ArchiveTaken`; another `StorageError` is
-        tried again by the next call; `JournalLost` needs `begin_gap`.
+        `upto_lsn`: every shard is synced up to this lsn; `ts_ms`: the time when that was known.
+        `base`: a complete base that no part has named yet. Raises `ArchiveTaken`; after another
+        `StorageError` the next call tries again; `JournalLost` requires `begin_gap`.
         """
-        # A part that waited since an earlier call: there may be more behind it.
+        # A part waits since an earlier call: there may be more entries after it.
         has_more = self._pending is not None
         if self._pending is None:
             try:
                 has_more = self._prepare(upto_lsn, ts_ms, synced, base)
             except BaseException:
-                # Entries that were read but are in no part are read again.
+                # Read again the entries that were read but are in no part.
                 self._close_tail()
                 raise
         pending = self._pending
@@ -248,7 +249,7 @@ class ArchiveShipper:
         return Shipped(len(pending.content), has_more, pending.base is not None)
 
     def _look(self) -> None:
-        """Raise `StorageError` if the archive was emptied: parts would go where nothing is."""
+        """Raise `StorageError` if the archive was emptied: put no part into an empty place."""
         number = self.position.number
         for name in (ARCHIVE, part_name(number)) if number else (ARCHIVE,):
             if self.store.size(name) is None:
@@ -259,7 +260,7 @@ class ArchiveShipper:
                 )
 
     def _stop(self, name: str) -> None:
-        """The number is taken: by a late put of an earlier run of ours, or by another server."""
+        """Handle an existing number: from a late put of this store, or from another server."""
         content = read_whole(self.store, name)
         digest = digest_of(content)
         self._pending = None
@@ -281,7 +282,7 @@ class ArchiveShipper:
         synced: Sequence[SyncedShard],
         base: ReadyBase | None,
     ) -> bool:
-        """Make the next part pending; whether more entries wait."""
+        """Make the next part pending; return whether more entries wait."""
         position = self.position
         begins = self.needs_base
         if begins:
@@ -297,7 +298,7 @@ class ArchiveShipper:
             if frames or upto_lsn < base.last_lsn:
                 base = None
             else:
-                # Between the two no entry has a frame.
+                # No entry between these two lsns has a frame.
                 last_lsn = base.last_lsn
         if not frames and base is None:
             return False
@@ -309,7 +310,7 @@ class ArchiveShipper:
         return facts.frames_bytes >= PART_BYTES
 
     def _read(self, start_lsn: int, upto_lsn: int, synced: Sequence[SyncedShard]) -> list[RawFrame]:
-        """The next frames; `start_lsn` is that of the first one."""
+        """The next frames; `start_lsn` is the lsn of the first one."""
         try:
             if self._tail is None:
                 self._tail = JournalTail(self._fs, self._wal_dir, start_lsn, self._steps)
@@ -359,7 +360,7 @@ class ArchiveShipper:
         )
 
     def _advance(self, facts: PartFacts, digest: str, base: ReadyBase | None = None) -> None:
-        """The part is in the archive."""
+        """Move the position: the part is in the archive."""
         position = self.position
         base_lsn, base_ts_ms = position.base_lsn, position.base_ts_ms
         if base is not None:
@@ -399,7 +400,7 @@ def _pieces(frames: Sequence[RawFrame]) -> Iterator[bytes | memoryview]:
         joined.append(frame.content)
         size += len(frame.content)
         if size >= _JOINED_BYTES:
-            # A long frame that comes alone is not copied.
+            # A long frame is not copied if no short ones wait.
             yield joined[0] if len(joined) == 1 else b"".join(joined)
             joined, size = [], 0
     yield b"".join(joined)

@@ -1,4 +1,4 @@
-"""Reads a whole archive and names what is damaged, missing or in the wrong place.
+"""Reads a whole archive and reports what is damaged, missing or in the wrong place.
 
 Called by the command line, beside a running server: objects that a prune removes meanwhile are no
 problem.
@@ -27,7 +27,7 @@ class VerifiedArchive:
 
 
 def owner_of(store: ObjectStore) -> ArchiveMark:
-    """The store of this archive. Raises `StartRefused` for another folder, `Corrupt`."""
+    """The store of this archive. Raises `StartRefused` if there is no archive, `Corrupt`."""
     path = store.path_of(ARCHIVE)
     if store.size(ARCHIVE) is None:
         raise StartRefused("is missing: this is no archive, or its disk is away", path)

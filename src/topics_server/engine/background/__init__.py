@@ -5,9 +5,9 @@
 - `checkpointer`: checkpoints: captures topics in slices, publishes, trims the journal.
 - `epochs`: keeps the epochs of dropped names in the snapshot.
 - `large_appends`: decodes large appends one at a time in the helper process.
-- `mender`: mends damaged segments from whole copies, without a restart.
-- `recovery`: the boot sequence: restore, replay, judge, make durable.
-- `scrub`: reads every sealed record from time to time, to find damage.
+- `mender`: mends damaged segments from undamaged copies, without a restart.
+- `recovery`: the boot sequence: restore, replay, check the files, make durable.
+- `scrub`: reads every sealed record periodically, to find damage.
 - `seal_plan`: plans which runs to seal, move to the cold folder or drop.
 - `sealer`: background jobs on sealed data: expire, seal, flip, relocate, drop.
 """

@@ -4,9 +4,9 @@ Decoding holds the interpreter's lock for the whole body, and 60 MB take up to a
 `DecoderProcess` keeps one child (`python -m topics_server.engine.background.append_decoder`),
 started at first use; the calling thread only moves bytes through pipes and assembles the columns.
 The child ends when its standard input ends, so a killed server leaves no child behind. A child that
-dies or does not answer in time is replaced and asked once more; then the append is refused, never
-decoded in the server. The answer consists of columns whose payloads are in blocks, as the log keeps
-them, so the caller copies none. Frames, little-endian:
+dies or does not answer in time is replaced, and the new child gets the same request. If that fails
+too, the append is refused; it is never decoded in the server. The answer consists of columns whose
+payloads are already blocks of the log, so the caller copies nothing. Frames, little-endian:
 
     request:  body bytes u64 | grammar u32 | the five bounds of `AppendLimits`, u32 each | body
     response: length u64 | msgpack: `_Columns` or `_Refusal` | after `_Columns`, the payloads
@@ -78,7 +78,7 @@ class _Columns(msgspec.Struct, array_like=True, tag=True):
 
 
 class _Refusal(msgspec.Struct, array_like=True, tag=True):
-    """Why a body is refused."""
+    """The reason why a body is refused."""
 
     code: Code
     message: str
@@ -114,7 +114,7 @@ class DecoderProcess:
     def decode(self, body: bytes, grammar: int, limits: AppendLimits) -> DecodedAppend:
         """*Blocking.* Decode a body's records, within the limits, with payloads in blocks.
 
-        Raises `TopicsError` for a refused body, `DecoderError` if two children died of it.
+        Raises `TopicsError` for a refused body, `DecoderError` if two children fail.
         """
         try:
             answer = self._ask(body, grammar, limits)
@@ -157,7 +157,7 @@ class DecoderProcess:
 
 
 def _payloads(pipe: IO[bytes], encoded: bytes) -> Payloads:
-    """The payloads of the next block. The interpreter's lock is released while they arrive."""
+    """Read the payloads of the next block; the interpreter's lock is released meanwhile."""
     ends = array("I")
     ends.frombytes(encoded)
     return Payloads(ends, read_exactly(pipe, ends[-1]), bytes(len(ends) // 2))
@@ -167,7 +167,7 @@ def _assembled(columns: _Columns, parts: list[Payloads], grammar: int) -> Decode
     datas: list[bytes] = []
     metas: list[bytes] = []
     for payloads in parts:
-        # Views support all that the data of a decoded append needs.
+        # Views support every operation that is applied to the data of a decoded append.
         view, ends = memoryview(payloads.body), payloads.ends
         splits, stops = ends[::2], ends[1::2]
         starts = [0, *stops[:-1]]

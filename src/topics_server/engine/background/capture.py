@@ -3,7 +3,7 @@
 A part holds the state that neither a segment nor a later journal entry has: configuration, head,
 ceiling, floor, reasons of lost records, holes, idempotency keys, the applied lsn, the unsealed
 tail, flips that are not synced yet, and the expectations about its files (`file_inventory.Anchor`).
-A part of an ephemeral topic has no records: the topic returns with one hole over all its seqs.
+The part of an ephemeral topic has no records: the restored topic has one hole over all its seqs.
 `encode` of a `Captured` may run off the loop, since blocks never change. The version comes first.
 Called by the checkpointer and by recovery.
 """
@@ -37,7 +37,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Captured:
-    """A topic at one moment: mutable state is copied, blocks are shared."""
+    """A topic's state at one moment: mutable state is copied, blocks are shared."""
 
     __slots__ = ("_part", "_tail")
 
@@ -46,7 +46,7 @@ class Captured:
         self._tail = tail
 
     def encode(self) -> bytes:
-        """The part's bytes; touches nothing that changes."""
+        """The part's bytes; reads nothing that may change meanwhile."""
         tail = [
             TailPart(memoryview(encode_block(block)), dead, last_lsn)
             for block, dead, last_lsn in self._tail
@@ -55,7 +55,7 @@ class Captured:
 
 
 def prepare(topic: Topic) -> Captured:
-    """Capture the topic's state now; `encode` does the costly part."""
+    """Capture the topic's state now; `encode` does the expensive work later."""
     log = topic.log
     tail: list[tuple[Block, bytes, int]] = []
     if not topic.is_ephemeral:
@@ -111,8 +111,8 @@ def prepare(topic: Topic) -> Captured:
 def _flips_of(topic: Topic) -> dict[int, bytes]:
     """Dead rows whose flags may not be set yet.
 
-    For a fragile segment these are all its deleted rows. If it is untrusted as well, all its
-    deleted rows were restored as pending.
+    For a fragile segment these are all its deleted rows; if it is also untrusted, the restore made
+    all of them pending.
     """
     files = topic.files
     flips = {segment_id: rows.tobytes() for segment_id, rows in files.pending.items()}
@@ -131,7 +131,7 @@ def _producers_of(topic: Topic) -> dict[str, tuple[int, int, int, int, int]]:
 
 
 def _stream_of(topic: Topic) -> StreamFacts | None:
-    """The facts of a stream, with its last known use."""
+    """The facts of a stream, with the time of its last use."""
     stream = topic.stream
     if stream is None:
         return None
@@ -139,7 +139,7 @@ def _stream_of(topic: Topic) -> StreamFacts | None:
 
 
 def capture(topic: Topic) -> bytes:
-    """The topic's part at once."""
+    """Capture and encode the topic's part in one step."""
     return prepare(topic).encode()
 
 
@@ -151,7 +151,7 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     topic.journaled_seq = part.journaled_seq
     topic.last_write_ts = part.last_write_ts
     topic.last_read_ts = part.last_read_ts
-    # Most topics have none of these, and a store may have a hundred thousand topics.
+    # These checks save time: most topics have none of these, and a store may have 100,000 topics.
     if part.manifest_generation or part.flags:
         topic.files.anchor = anchor_of(part)
     if part.whole_flips:
@@ -185,8 +185,8 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
 def _adopt_newer(topic: Topic, sealed: Sequence[SealedIndex]) -> None:
     """Adopt segments sealed after the capture of an ephemeral topic: it has another class by now.
 
-    All earlier records are lost: they were in memory, or skipped by starts that the journal did not
-    note.
+    All earlier records are lost: they were only in memory, or a start skipped their seqs without an
+    entry in the journal.
     """
     log = topic.log
     if not sealed:
@@ -230,7 +230,7 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
 
 
 def _has_damage_hole(holes: list[Hole], index: SealedIndex) -> bool:
-    """Whether the part reports damage in this segment."""
+    """Whether the part has a damage hole in this segment."""
     return any(
         hole.reason is LossReason.DAMAGED
         and hole.first_seq <= index.last_seq
@@ -242,7 +242,7 @@ def _has_damage_hole(holes: list[Hole], index: SealedIndex) -> bool:
 def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]) -> int:
     """Count the rows of damage holes that are readable now; rows in other holes are lost.
 
-    The file of a damaged segment may have been put back since the capture.
+    An undamaged file may have replaced that of a damaged segment since the capture.
     """
     healed = 0
     for hole in holes:
@@ -263,10 +263,10 @@ def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]
 
 
 def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> array[int]:
-    """Dead rows of a segment that the capture had in its tail, while the segment's flags say live.
+    """Dead rows of a segment whose flags say live; the capture had them in its tail.
 
     They died while the segment was being written. The entries that killed them are included in the
-    part and are not replayed; rows up to the part's head that are missing in its tail are dead as
+    part and are not replayed; rows that are missing in the part's tail, up to its head, are dead as
     well.
     """
     first = index.first_seq
@@ -299,7 +299,7 @@ def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
         return
     run = TailBlock(block, dead, live, 0, kept.last_lsn)
     if live:
-        # The whole block weighs less than a slice, so only a block with dead rows is scanned.
+        # Counting a whole block is cheap; only a block with dead rows is scanned row by row.
         run.live_bytes = run.live_bytes_between(0, block.count)
         assert run.live_bytes >= RECORD_FRAMING_BYTES * live
     topic.log.adopt_tail(run)

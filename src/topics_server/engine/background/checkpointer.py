@@ -2,12 +2,12 @@
 
 A topic is captured with its applied lsn, so the slices need not belong to one moment. The
 snapshot's start is the oldest lsn that was not applied (or was held) when the capture began; replay
-from there covers every part. Every shard is synced up to the last captured lsn before the snapshot
-is published, and the journal is trimmed to the *older* kept snapshot's start (ARCHITECTURE,
-Checkpoint). A read-only shard does not hold up the others: its last writes may or may not be on
-disk, so its replay begins at the start of the snapshot before its failure, and its files stay.
-Topics without a change since the last capture reuse their encoded form; projections are always
-captured again, because they may change without an entry. Loop thread, writing off the loop.
+from there covers every part. Before the snapshot is published, every shard is synced up to the last
+captured lsn. The journal is trimmed to the start of the *older* kept snapshot (ARCHITECTURE,
+Checkpoint). A read-only shard does not delay the others: its last writes may or may not be on disk,
+so its replay begins at the start of the snapshot before its failure, and its files stay. Topics
+without a change since the last capture reuse their encoded form; projections are always captured
+again, because they may change without an entry. Loop thread, writing off the loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from topics_server.values.storage_types import (
 
 # A tail this large is sealed before a capture, not written into every snapshot.
 SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
-# Encoded parts up to this size are kept for the next checkpoint; larger ones are made again.
+# Encoded parts up to this size are kept for the next checkpoint; larger ones are encoded again.
 _KEPT_PART_BYTES_MAX: Final = 4096
 # How often the amount of journaled bytes is checked.
 _POLL_MS: Final = 500
@@ -85,10 +85,10 @@ class Checkpointer:
         self._seal_tails = seal_tails
         self._projections = projections
         self._busy = asyncio.Lock()
-        # Encoded parts, with the topic's revision at their capture: good while it stays.
+        # Encoded parts, with the topic's revision at the capture: valid until the revision changes.
         self._parts: dict[int, tuple[int, bytes]] = {}
         self._last_lsn = 0
-        # A capture's content has changed without an entry.
+        # Whether captured state has changed without an entry.
         self._has_moved = False
         self._trim_start = ReplayStart()
         self.taken_count = 0
@@ -103,13 +103,13 @@ class Checkpointer:
         commits.change_observers.append(self._observe)
 
     def _observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Free the part of a topic that is dropped; appends change their topic's revision."""
+        """Free the encoded part of a changed topic; appends change the topic's revision instead."""
         self._parts.pop(entry.topic_id, None)
 
     def moved(self, topic_id: int) -> None:
-        """The topic changed without an entry (sealed, flipped, damaged).
+        """Discard the part of a topic that changed without an entry (sealed, flipped, damaged).
 
-        The id may be a projection's, if its state changed without an entry.
+        The id may also be that of a projection whose state changed without an entry.
         """
         if topic_id >= RESERVED_ID_MIN:
             self._has_moved = True
@@ -118,7 +118,7 @@ class Checkpointer:
     async def take(self, *, final: bool = False, trim: bool = True) -> None:
         """Take one checkpoint. Raises `StorageError` if it could not be published.
 
-        `final`: the server is stopping; tails stay in the snapshot and are not sealed. `trim`:
+        `final`: the server is stopping, so tails stay in the snapshot and are not sealed. `trim`:
         remove journal files that no snapshot needs; otherwise `self.trim` does it later.
         """
         async with self._busy:
@@ -150,7 +150,7 @@ class Checkpointer:
             trim_start = await self._offload.run(partial(self._snapshots.write, image))
             self._published = image.replay_start
             del image
-            # Freeing 100,000 parts at once would hold the loop up.
+            # Freeing 100,000 parts at once would block the loop.
             while parts:
                 del parts[-_FREED_AT_ONCE:]
                 await asyncio.sleep(0)
@@ -171,7 +171,7 @@ class Checkpointer:
 
     @property
     def trim_lsn(self) -> int:
-        """Entries before it are no longer needed, on shards that take writes; 0: all are needed."""
+        """The first needed lsn, on shards that accept writes; 0: all entries are needed."""
         return self._trim_start.lsn
 
     def trim(self) -> None:
@@ -182,8 +182,8 @@ class Checkpointer:
     def _shard_sync(self, synced: SyncedShard, start_lsn: int) -> ShardSync:
         """The snapshot's facts about a shard.
 
-        The next start decides about the entries in flight of a read-only shard; its pages without
-        payloads refer to records from the start of the snapshot before on.
+        The next start decides about the entries that were in flight on a read-only shard. Their
+        pages without payloads may refer to records from the previous snapshot's start on.
         """
         if synced.is_read_only:
             start_lsn = min(start_lsn, self._published.of(synced.wal_set, synced.shard))
@@ -204,14 +204,15 @@ class Checkpointer:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
                 await asyncio.sleep(0)
                 slice_began_ms = self._clock.monotonic_ms()
-        # Captured last: a topic that was dropped before its own turn is only in this part.
+        # Capture the epochs last: a topic that was dropped before its own capture is only in this
+        # part.
         parts[0] = (EPOCHS_PART, capture_epochs(self._registry))
         return parts
 
     def _captured(self) -> Iterator[tuple[int, bytes | Captured]]:
-        """One part after the other, each with the state at the time it is requested.
+        """Yield the parts one after the other, each with the state at the time of the request.
 
-        A part that takes long to encode is not encoded.
+        A part that would take long to encode is yielded unencoded.
         """
         for reserved_id, projection in self._projections.items():
             for part in projection.capture():
@@ -242,16 +243,16 @@ class Checkpointer:
     ) -> None:
         """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
 
-        Takes none while nothing is written, except one that lets journal files be removed.
+        Takes none while nothing is written, except one more that lets journal files be removed.
         `wal_bytes`: bytes journaled since the start. While disk space is low, or after a failure,
-        checkpoints come quickly: removed journal files are the missing space.
+        checkpoints are more frequent: removing journal files frees space.
         """
         taken_ms = self._clock.monotonic_ms()
         taken_bytes = wal_bytes()
         while True:
             await asyncio.sleep(min(interval_ms, _POLL_MS) / 1000)
             next_lsn = self._commits.next_lsn
-            # One more after the last write: the journal is kept back to the older snapshot.
+            # Take one more after the last write: the older snapshot still keeps journal files.
             is_published = next_lsn - 1 == self._last_lsn and not self._has_moved
             # With a single snapshot nothing is trimmed; take a second one if space is low.
             is_trimmed = self.trim_lsn == next_lsn or (self.trim_lsn == 0 and not is_disk_low())
@@ -274,7 +275,7 @@ class Checkpointer:
 
 
 def _has_long_tail(topic: Topic) -> bool:
-    """Whether the topic's part holds many records; a part of an ephemeral topic holds none."""
+    """Whether the topic's part has many records; that of an ephemeral topic has none."""
     log_ = topic.log
     is_long = (
         log_.tail_count > _ENCODED_HERE_RECORDS_MAX or log_.tail_bytes > _ENCODED_HERE_BYTES_MAX

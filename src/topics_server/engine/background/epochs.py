@@ -1,6 +1,7 @@
 """Keeps the epochs of dropped names in the snapshot. Pure.
 
-Kept beside the topics' parts under an id no topic has. Called by the checkpointer and recovery.
+They are kept beside the topics' parts, under an id that no topic has. Called by the checkpointer
+and recovery.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def restore_epochs(registry: Registry, part: bytes) -> None:
     elif found.version != 1:
         raise ValueError("not captured epochs: the floor is missing")
     elif len(found.epochs) >= DROPPED_NAMES_MAX:
-        # A full table of version 1 may have forgotten names; none is known to have a higher epoch.
+        # A full table of version 1 may have forgotten names; assume that their epochs are not
+        # higher.
         registry.raise_epoch_floor(max(found.epochs.values()))
     for name, epoch in found.epochs.items():
         registry.remember_epoch(name, epoch)

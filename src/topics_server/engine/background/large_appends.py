@@ -1,8 +1,8 @@
 """Decodes large appends one at a time in the helper process.
 
 A decoded append is within the limits and can be applied without copying its payloads, so no loop
-turn takes as long as a body. A cancelled caller changes nothing: a started decoding continues. The
-caller decides after its last `await`, as with any append. Called by the handlers of appends,
+turn takes as long as a body. If the caller is cancelled, a started decoding continues. The caller
+decides after its last `await`, as with any append. Called by the handlers of appends,
 `streams.service` and `recovery`; loop thread only.
 """
 
@@ -36,12 +36,12 @@ from topics_server.values.record_codecs import (
 
 T = TypeVar("T")
 
-# Bodies that were accepted once are not checked against the limits again.
+# Bodies from the journal were accepted once, so they are not checked against limits again.
 _ANY: Final = AppendLimits(U32_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX)
 
 
 class LargeAppends:
-    """The queue in front of the helper process. `limits`: the limits of an append."""
+    """The queue before the helper process. `limits`: the limits of an append."""
 
     def __init__(self, limits: AppendLimits) -> None:
         self._limits = limits
@@ -78,16 +78,16 @@ class LargeAppends:
     def _decode(
         self, body: bytes, grammar: int, limits: AppendLimits, trace: bytes
     ) -> DecodedAppend:
-        """*Blocking.* Decode in the helper process; with a trace, assemble the payloads anew."""
+        """*Blocking.* Decode in the helper process; with a trace, build the payloads again."""
         decoded = self._process.decode(body, grammar, limits)
         return _in_blocks(with_trace(decoded, trace)) if trace else decoded
 
     async def decode_bytes(
         self, content_type: str, data: bytes, trace: bytes = b""
     ) -> tuple[bytes, DecodedAppend]:
-        """The body of an append of one record of bytes, and that record."""
+        """The body of an append of one bytes record, and that record."""
         decoded = decode_bytes(content_type, data)
-        # Check before anything is copied.
+        # Check the size before anything is copied.
         check_limits(decoded, self._limits)
 
         def put_together() -> tuple[bytes, DecodedAppend]:
@@ -101,7 +101,7 @@ class LargeAppends:
     async def decode_kept(self, body: bytes, grammar: int, trace: bytes = b"") -> DecodedAppend:
         """The records of a body from the journal, with its trace, whatever the limits are now.
 
-        They are required: if the helper process fails, they are decoded in the thread.
+        The records are required: if the helper process fails, the calling thread decodes them.
         """
         if grammar <= GRAMMAR or grammar == MESSAGES_GRAMMAR:
             try:
@@ -132,7 +132,7 @@ class LargeAppends:
         size = len(body)
         under_way = self._thread.submit(call)
         self._waiting_bytes += size
-        # The caller may be cancelled; a started decoding counts until it ends.
+        # The caller may be cancelled; a started decoding counts as waiting until it ends.
         finished = asyncio.wrap_future(under_way)
         finished.add_done_callback(partial(self._note_end, size))
         return await asyncio.shield(finished)
@@ -150,7 +150,7 @@ class LargeAppends:
 
 
 def _in_blocks(decoded: DecodedAppend) -> DecodedAppend:
-    """The append with its payloads assembled, block by block."""
+    """The append with its payloads joined block by block."""
     metas = decoded.metas if decoded.has_metas else None
     payloads: list[Payloads] = []
     row = 0

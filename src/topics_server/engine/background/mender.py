@@ -1,11 +1,11 @@
-"""Mends damaged sealed segments from whole copies, without a restart.
+"""Mends damaged sealed segments from undamaged copies, without a restart.
 
 A segment is noted when a reader, the scrub or the start finds damage in it. Segments are mended one
-at a time: whole copies of its damaged files are written and checked beside them; then, while no
-other job on sealed files runs, they take the place of the damaged files, and the records are live
-again, but for those that were deleted meanwhile. A mend that fails changes nothing, and is tried
-again, later and later. A segment that is damaged again and again is given up: its disk is dying.
-Made only where there is an archive. Loop thread.
+at a time. Undamaged copies are written beside the damaged files and checked. Then, while no other
+job on sealed files runs, the copies replace the damaged files, and the records become live again,
+except those that were deleted meanwhile. A failed mend changes nothing; it is tried again after a
+longer and longer pause. A segment that is damaged repeatedly is no longer mended: its disk is
+failing. Made only where there is an archive. Loop thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics_server.values.file_inventory import KnownFlags
 
 _RETRY_S: Final = 2.0
 _RETRY_MAX_S: Final = 600.0
-# How often one segment is mended in a run of the server.
+# The maximum of mends of one segment in a run of the server.
 _MENDS_MAX: Final = 3
 # Topics examined in one loop turn.
 _SLICE: Final = 256
@@ -41,7 +41,7 @@ class MendingPort(Protocol[FilesT]):
     """Writes copies and puts them in place; `node.mending.ArchiveMending` satisfies it."""
 
     async def prepare(self, topic_id: int, segment_id: int, known: KnownFlags) -> FilesT:
-        """Write whole copies of a segment's damaged files beside them. Raises `StorageError`."""
+        """Write undamaged copies beside a segment's damaged files. Raises `StorageError`."""
         ...
 
     async def finish(self, files: FilesT, known: KnownFlags) -> tuple[SealedIndex, bytes]:
@@ -49,12 +49,12 @@ class MendingPort(Protocol[FilesT]):
         ...
 
     async def discard(self, files: FilesT) -> None:
-        """Remove them."""
+        """Remove the copies."""
         ...
 
 
 class _Wait(msgspec.Struct):
-    """A segment that waits to be mended: since when it is due, how often that failed, and why."""
+    """A segment that waits for a mend: when it is due, how often it failed, and why."""
 
     due_ms: float = 0.0
     tries: int = 0
@@ -72,7 +72,7 @@ class Mender(Generic[FilesT]):
         clock: Clock,
         on_mended: Callable[[Topic, SealedIndex], None],
     ) -> None:
-        """`on_mended`: called in the loop turn in which the records are live again."""
+        """`on_mended` is called in the loop turn in which the records become live again."""
         self._registry = registry
         self._sealer = sealer
         self._files = files
@@ -93,7 +93,7 @@ class Mender(Generic[FilesT]):
         return sum(wait.tries > 0 for wait in self._waits.values())
 
     def note(self, topic_id: int, segment_id: int) -> None:
-        """Damage was found in a segment, or a file of it could not be read."""
+        """Note a segment with damage, or with a file that could not be read."""
         key = topic_id, segment_id
         if key not in self._waits:
             self._waits[key] = _Wait()
@@ -118,7 +118,7 @@ class Mender(Generic[FilesT]):
                 pass
 
     async def _find_damage(self) -> None:
-        """Note what the start found damaged. In slices."""
+        """Note the damaged segments that the start found, in slices."""
         for number, topic_id in enumerate([topic.topic_id for topic in self._registry]):
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
@@ -169,11 +169,11 @@ class Mender(Generic[FilesT]):
         if reason != wait.reason:
             log.error("topic %s: segment %d stays damaged: %s", topic.name, key[1], reason)
         wait.reason = reason
-        # Others come first.
+        # Other segments come first.
         self._waits[key] = self._waits.pop(key)
 
     async def _mend(self, topic: Topic, segment_id: int) -> int | None:
-        """Mend a segment; how many records came back, None if it is gone."""
+        """Mend a segment; return how many records came back; None if it was dropped."""
         run = _run_of(topic, segment_id)
         assert run is not None
         known = _known_flags(topic, run)
@@ -199,7 +199,7 @@ def _run_of(topic: Topic, segment_id: int) -> SealedRun | None:
 
 
 def _known_flags(topic: Topic, run: SealedRun) -> KnownFlags:
-    """The facts in memory about the flags synced last. Raises `StorageError` without any."""
+    """The facts in memory about the last synced flags. Raises `StorageError` if there are none."""
     digest = topic.files.digests.get(run.segment_id)
     if digest is None:
         raise StorageError(

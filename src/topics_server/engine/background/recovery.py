@@ -1,13 +1,13 @@
-"""The boot sequence: restore, replay, judge, make durable.
+"""The boot sequence: restore, replay, check the files, make durable.
 
 The newest valid snapshot is loaded and its parts restored on their sealed segments. Every later
 entry is applied in lsn order, through the same `apply` as live, and shown to the live observers.
-Then `file_inventory` judges the files: a missing or older file refuses the start, by name, before
-anything was changed. After that heads jump where an unclean stop demands it, found data is made
-durable, missing flips are made, and superseded files are removed. Source marks are collected for
-`transfers`. The time is bounded by the journal after the checkpoint. Probes answer meanwhile and
-see the progress: a thread reads the journal, the loop applies entries in slices, and the helper
-process decodes large appends.
+Then `file_inventory` checks the files: if one is missing or older, the start is refused with its
+name, before anything is changed. After that heads jump where an unclean stop requires it, found
+data is made durable, missing flips are made, and superseded files are removed. Source marks are
+collected for `transfers`. The length of the journal after the checkpoint bounds the time. Probes
+are answered meanwhile and show the progress: a thread reads the journal, the loop applies entries
+in slices, and the helper process decodes large appends.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ from topics_server.values.storage_types import (
 
 # How long the loop applies entries or restores parts in one turn, ms.
 _SLICE_MS: Final = 5.0
-# Entries read in one call off the loop: this many, or fewer with this many bytes of appends. A call
-# costs as much as ten small entries.
+# One call off the loop reads at most this many entries, and stops after this many bytes of appends.
+# A call costs as much as ten small entries.
 _READ_AT_ONCE: Final = 1024
 _READ_BYTES: Final = MIB
-# Topics restored in one call off the loop: this many, or fewer with this many bytes of parts.
+# One call off the loop restores at most this many topics, and stops after this many bytes of parts.
 _RESTORED_AT_ONCE: Final = 256
-# Topics whose files are finished in one call off the loop.
+# One call off the loop finishes the files of this many topics.
 _FINISHED_AT_ONCE: Final = 16
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """How the last run ended: whether with its clean-stop mark, and whether in the same boot."""
+    """How the last run ended: with the clean-stop mark or not, and in this boot or not."""
 
     was_clean: bool
     same_boot: bool
@@ -110,9 +110,9 @@ class Recovery:
         sources: Collection[int] = (),
         known: KnownPositions | None = None,
     ) -> None:
-        """`sources`: topics whose records pages without payloads may name; may grow in replay.
+        """`sources`: topics to whose records pages without payloads may refer; may grow in replay.
 
-        `known`: of a store that was restored and starts for the first time.
+        `known`: the used positions, if a restored store starts for the first time.
         """
         self._known = known
         self._registry = registry
@@ -126,19 +126,20 @@ class Recovery:
         self._turn_ends_ms = 0.0
         self._restored = 0.0
         self._on_disk: set[int] = set()
-        # The files found for each opened topic, until they are judged.
+        # The files found for each opened topic, until they are checked.
         self._files: dict[int, FoundTopic] = {}
-        # Files and segments of topics whose creation is about to be applied.
+        # The opened files and segments of topics whose creation is about to be applied.
         self._opened: dict[int, tuple[FoundTopic | None, Sequence[SealedIndex]]] = {}
-        # A repaired journal may lack deletes.
+        # Whether the journal was repaired: then it may lack deletes.
         self._is_mended = False
         self._dropped: Sequence[int] = ()
         self.found = Recovered()
-        # Source marks met in the journal: their live records are deleted before requests are
-        # served.
+        # Source marks found in the journal: the records that are still live there are deleted
+        # before requests are served.
         self.marks: list[Source] = []
         self._payloads = ReplayPayloads(sources)
-        # Topics with copies of records that replay did not meet; they must turn out to be dropped.
+        # Topics with copies whose records were not in the replay; a later entry must drop these
+        # topics.
         self._unmet: dict[int, str] = {}
 
     @property
@@ -151,8 +152,8 @@ class Recovery:
         start_lsn = await self._restore()
         await self._apply_journal(start_lsn)
         self._judge()
-        # From here on a stop is unclean until it is marked as clean; a refusal before this leaves
-        # the mark.
+        # From here on a stop is unclean until it is marked as clean. If the start is refused
+        # before, the mark stays.
         await self._offload.run(begin)
         self._finish_topics(stop)
         await self._finish_segments()
@@ -168,7 +169,7 @@ class Recovery:
         if image is None:
             self._restored = 1.0
             return 1
-        # The parts may be as large as all tails: each is released when it is restored.
+        # The parts may be as large as all tails together: release each one when it is restored.
         parts = list(image.parts)
         image = self._image = msgspec.structs.replace(image, parts=())
         part_count = len(parts)
@@ -223,14 +224,15 @@ class Recovery:
         return topics
 
     async def _apply_journal(self, start_lsn: int) -> None:
-        # A topic created since the snapshot may have sealed segments already: they are attached
-        # before its first record is applied, so that sealed records are not added twice.
+        # A topic created since the snapshot may have sealed segments already: attach them before
+        # its first record is applied, so that sealed records are not added twice.
         self._registry.sealed_of = self._sealed_of
         entries = self._replay.entries(start_lsn)
         while some := await self._offload.run(partial(_read_some, entries)):
             some.reverse()
             while some:
-                # Popped from the list, so that only one large entry at a time is in memory twice.
+                # Pop each entry from the list, so that only one large entry at a time is in memory
+                # twice.
                 lsn, entry = some.pop()
                 if isinstance(entry, RecordsAppended) and self._kept_appends.takes(entry.body):
                     decoded = await self._kept_appends.decode_kept(
@@ -247,7 +249,7 @@ class Recovery:
             if self._registry.get(topic_id) is not None:
                 raise StartRefused(problem)
         self._registry.sealed_of = None
-        # The records are in the topics now.
+        # Free these payloads: the topics have the records now.
         self._payloads = ReplayPayloads(())
 
     async def _give_way(self) -> None:
@@ -278,11 +280,11 @@ class Recovery:
             observer(lsn, entry, applied)
 
     def _is_stale(self, lsn: int, entry: Entry) -> bool:
-        """Whether this creates a topic that nobody has, though the snapshot is newer.
+        """Whether the entry creates a topic that the newer snapshot does not have.
 
-        Only a shard that was read-only is replayed from before the snapshot's start. What it had
-        acknowledged is in the snapshot, or was dropped; a creation that it refused must not come
-        back after its name was used again, dropped and forgotten.
+        Only a shard that was read-only is replayed from before the snapshot's start. Topics that it
+        had acknowledged are in the snapshot or were dropped. A creation that it refused must not
+        come back after its name was used again, dropped and forgotten.
         """
         creation = entry.creation if isinstance(entry, RecordsAppended) else entry
         return (
@@ -294,12 +296,12 @@ class Recovery:
         )
 
     def _met(self, lsn: int, entry: RecordsAppended) -> RecordsAppended | None:
-        """An append with everything that applying it needs; its source mark is collected.
+        """Complete an append, so that it can be applied, and collect its source mark.
 
-        None for a page without payloads whose records lie before the snapshot's start: replay
-        begins at the oldest entry that was not applied when the capture began, and that may lie
-        between the two. The page was applied then, so the snapshot has its copies, unless their
-        topic was dropped before its part was captured: then replay meets the drop.
+        None for a page without payloads whose records were journaled before the start of replay.
+        Replay begins at the oldest entry that was not applied when the capture began; this may lie
+        between the records and the page. The page was applied then, so the snapshot has its copies,
+        unless their topic was dropped before its part was captured: then replay finds the drop.
         """
         if entry.source is not None:
             self._note_mark(entry.source)
@@ -318,9 +320,9 @@ class Recovery:
         self._note_ids(source.topic_id)
 
     def _note_ids(self, *topic_ids: int) -> None:
-        """An entry of another shard may be synced while its topic's creation was not.
+        """Mark topic ids as used, so that no other topic gets them.
 
-        No other topic may get these ids: they stay used.
+        An entry on another shard may be synced although the creation of its topic was not.
         """
         next_id = max(topic_ids) + 1
         self._registry.next_topic_id = max(self._registry.next_topic_id, next_id)
@@ -361,7 +363,7 @@ class Recovery:
         note_delete(files, entry.firsts, entry.lasts)
 
     def _judge(self) -> None:
-        """Compare the found files with the expected ones. Raises `StartRefused`."""
+        """Compare the found files with the expected files. Raises `StartRefused`."""
         topics = (
             Expected(topic.topic_id, topic.name, topic.log.head_seq, topic.files.anchor)
             for topic in self._registry
@@ -384,7 +386,7 @@ class Recovery:
             topic.log.replayed_seq = None
 
     def _adopt_files(self, topic: Topic, found: FoundTopic) -> None:
-        """Adopt the found files; segments with untrusted flags become damaged."""
+        """Adopt the found files; segments with untrusted flags count as damaged."""
         files = topic.files
         files.generation, files.first_free_id = found.generation, found.first_free_id
         anchored = files.anchor.flags if files.anchor else {}
@@ -394,7 +396,8 @@ class Recovery:
             if suspect is not None and self._is_mended:
                 suspect.is_touched = True
             if digest is not None and not (suspect and suspect.has_lost_deletes):
-                # Damaged flags are not an anchor: the right file, put back, must heal the segment.
+                # Damaged flags must not become the anchor, so that putting the undamaged file back
+                # heals the segment.
                 if suspect is None or not suspect.has_damaged_flags:
                     files.digests[segment_id] = digest
                 continue
@@ -445,13 +448,13 @@ class Recovery:
                 self.found.flips += sum(map(len, flips.values()))
 
     async def _remove_dropped(self) -> None:
-        """A folder is removed only if its topic is known to have been dropped."""
+        """Remove the folders of topics that are known to be dropped."""
         for topic_id in self._dropped:
             await self._offload.run(partial(self._segments.drop_topic, topic_id))
             self.found.folders_removed += 1
 
     def _finish_topics(self, stop: Stop) -> None:
-        """Skip the seqs that may have been handed out and lost (ARCHITECTURE, Heads)."""
+        """Skip the seqs that may have been assigned and lost (ARCHITECTURE, Heads)."""
         for topic in self._registry:
             same_boot = stop.same_boot and not self._replay.may_have_lost(topic.topic_id)
             if finish_topic(topic, clean_stop=stop.was_clean, same_boot=same_boot):
@@ -461,7 +464,7 @@ class Recovery:
             self._skip_known(self._known)
 
     def _skip_known(self, known: KnownPositions) -> None:
-        """A restored store begins a new history: no seq, id or epoch stands for two things."""
+        """Skip the seqs, ids and epochs that clients of a restored store may know already."""
         self._registry.next_topic_id = max(self._registry.next_topic_id, known.next_topic_id)
         self._registry.raise_epoch_floor(known.epoch)
         for topic in self._registry:
@@ -475,9 +478,9 @@ def _is_of_topic(part_id: int) -> bool:
 
 
 def _some_parts(parts: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """The parts of a snapshot in their order: a few topics at a time, anything else alone.
+    """The parts of a snapshot in order: a few topics at a time, other parts alone.
 
-    Empties the list on the way.
+    Empties the list meanwhile.
     """
     some: list[tuple[int, bytes]] = []
     size = 0
@@ -511,7 +514,7 @@ def _read_some(entries: Iterator[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
 
 
 def _refusal(objections: Sequence[Objection]) -> StartRefused:
-    """One line with the first file and the number of files."""
+    """Describe a refused start in one line: the first file, and the number of files."""
     for path, reason in objections:
         log.error("%s: %s", path, reason)
     path, reason = objections[0]
@@ -520,13 +523,14 @@ def _refusal(objections: Sequence[Objection]) -> StartRefused:
 
 
 def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
-    """After replay: skip seqs that may have been handed out and lost.
+    """After replay, skip seqs that may have been assigned and lost.
 
     Returns whether there were any.
 
-    After an unclean stop an ephemeral topic's head is its ceiling and all its records are gone. A
-    topic of class memory or disk does so only if the machine went down, because after a mere kill
-    nothing is missing. Class fsync never loses a seq, and a closed stream has none behind its end.
+    After an unclean stop an ephemeral topic's head is its ceiling and all its records are lost. In
+    a topic of class memory or disk seqs are skipped only if the machine went down: after a mere
+    kill nothing is missing. Class fsync never loses a seq, and a closed stream has no seq after its
+    end.
     """
     log = topic.log
     is_closed = topic.stream is not None and topic.stream.facts.is_closed
@@ -534,9 +538,10 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
     if topic.is_ephemeral:
         if not clean_stop:
             log.jump_head(topic.ceiling_seq, LossReason.RESTART)
-        # Also without a live record: readers get the same tombstone with and without a snapshot.
+        # Make the hole even without a live record: readers get the same tombstone with and without
+        # a snapshot.
         log.lose_all(LossReason.RESTART)
-        # Its producers and keys are lost with the records.
+        # The topic's producers and keys are lost with its records.
         topic.keys, topic.producers = KeyMemory(), Producers()
     elif not (clean_stop or same_boot or is_closed or topic.config.durability is Durability.FSYNC):
         log.jump_head(topic.ceiling_seq, LossReason.DAMAGED)
@@ -550,7 +555,7 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
 def skip_seqs(topic: Topic, known_seq: int) -> bool:
     """Move the head of a restored topic past every seq that clients may have seen, in any class.
 
-    Returns whether it moved. A closed stream takes no record, so nothing followed its end.
+    Returns whether the head moved. A closed stream accepts no records, so nothing followed its end.
     """
     is_closed = topic.stream is not None and topic.stream.facts.is_closed
     before = topic.log.head_seq

@@ -1,11 +1,12 @@
-"""Reads every sealed record from time to time, so that damage is found before a reader needs it.
+"""Reads every sealed record periodically, so that damage is found before a reader needs it.
 
-A pass goes over all topics and segments; it takes about `pass_ms`, at the pace that the size of the
-store asks for, and never more than `max_bytes_per_s`. A range of rows is read off the loop as for a
-reader, and damage counts as if a reader had found it: the range is a hole, readers get a tombstone,
-state and metrics show it. Index and delete flags of a segment are checked, too. The scrub waits
-while the sealer has work. It keeps no state on the disk: after a start a pass begins at a topic
-that the time of the start chooses, so that a server that restarts often reaches all of them.
+A pass reads all topics and segments. It takes about `pass_ms`: its speed depends on the size of the
+store, and is at most `max_bytes_per_s`. A range of rows is read off the loop as for a reader, and
+damage has the same effect as if a reader had found it: the range becomes a hole, readers get a
+tombstone, state and metrics show it. The index and delete flags of a segment are checked too. The
+scrub waits while the sealer has work. It keeps no state on the disk: the first pass after a start
+begins at a topic that depends on the time of the start, so that a server that restarts often still
+reaches all topics.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from topics_server.runtime.metrics import ScrubMetrics, log
 from topics_server.values.errors import StorageError
 from topics_server.values.limits import BLOCK_RECORDS_MAX, MIB
 
-# A range that is read at once ends at the first of these bounds; it has one record at least.
+# A range that is read in one call ends at the first of these bounds; it has at least one record.
 RANGE_BYTES: Final = MIB
 RANGE_RECORDS: Final = 4 * BLOCK_RECORDS_MAX
-# Bytes of a record in the files besides its payload: header, columns, flag.
+# The bytes of a record in the files in addition to its payload: header, columns, flag.
 _RECORD_OVERHEAD: Final = 64
-# The pause while the sealer works, and the longest sleep before the store is looked at again.
+# The pause while the sealer works, and the longest sleep before the next check of the store.
 _BUSY_S: Final = 1.0
 _LOOK_S: Final = 60.0
 # Topics examined in one loop turn.
@@ -40,7 +41,7 @@ class SealedReads(Protocol):
     """Reads sealed records for the scrub; `engine.read.segment_reader.Fetcher` satisfies it."""
 
     async def check(self, topic: Topic, segment_id: int, first_row: int, end_row: int) -> int:
-        """Read rows and note damage; returns how many records were found lost."""
+        """Read rows and note damage; returns how many lost records were found."""
         ...
 
     async def check_index(self, topic: Topic, segment_id: int) -> bool:
@@ -48,7 +49,7 @@ class SealedReads(Protocol):
         ...
 
     def note_broken(self, topic_id: int, segment_id: int) -> None:
-        """A file of a segment could not be read."""
+        """Note a segment with a file that could not be read."""
         ...
 
     def disk_bytes(self, topic_id: int) -> int:
@@ -57,7 +58,7 @@ class SealedReads(Protocol):
 
 
 class ScrubRules(msgspec.Struct, frozen=True):
-    """How fast: a pass in `pass_ms`, at most so many bytes a second; 0: no scrub."""
+    """The speed: a pass takes `pass_ms`, at most `max_bytes_per_s` are read; 0: no scrub."""
 
     max_bytes_per_s: int
     pass_ms: int
@@ -85,7 +86,7 @@ class Scrubber:
         self._last_pass_ts_ms = 0
         self._damaged_records = 0
         self._failures = 0
-        # Bytes a second in this pass, and when the next range is due.
+        # The bytes a second in this pass, and the time at which the next range is due.
         self._pace = 0.0
         self._due_ms = 0.0
 
@@ -115,7 +116,7 @@ class Scrubber:
             begin_at = 0
 
     async def _sealed_bytes(self) -> int:
-        """Bytes of the sealed files of all topics. In slices."""
+        """The bytes of the sealed files of all topics, summed in slices."""
         total = 0
         for number, topic_id in enumerate([topic.topic_id for topic in self._registry]):
             total += self._reads.disk_bytes(topic_id)
@@ -124,11 +125,11 @@ class Scrubber:
         return total
 
     def _pace_of(self, total_bytes: int) -> float:
-        """Bytes a second."""
+        """The speed in bytes a second."""
         return min(self._rules.max_bytes_per_s, total_bytes * 1000 / self._rules.pass_ms)
 
     async def _pass(self, begin_at: int) -> None:
-        """Visit every topic once; one that is made meanwhile waits for the next pass."""
+        """Visit every topic once; topics that are created meanwhile wait for the next pass."""
         topic_ids = [topic.topic_id for topic in self._registry]
         first = begin_at % len(topic_ids) if topic_ids else 0
         read_before = self._bytes
@@ -138,7 +139,7 @@ class Scrubber:
             topic = self._registry.get(topic_id)
             if topic is None:
                 continue  # dropped meanwhile
-            # Runs that are sealed or dropped meanwhile are left to the next pass.
+            # The next pass reads runs that are sealed meanwhile.
             for run in list(topic.log.sealed()):
                 if self._registry.get(topic_id) is topic:
                     await self._segment(topic, run)
@@ -155,7 +156,8 @@ class Scrubber:
             while first < count:
                 end, size = _range(run, first)
                 if size > RANGE_BYTES:
-                    # A damaged index may claim any length, and the scrub would wait for it.
+                    # A damaged index may claim any length, for which the scrub would wait very
+                    # long.
                     size = min(size, self._reads.disk_bytes(topic.topic_id))
                 await self._wait(size)
                 if run.segment_id not in topic.log.segment_ids():
@@ -167,13 +169,13 @@ class Scrubber:
             if await self._reads.check_index(topic, index.segment_id):
                 self._failures += 1
         except StorageError as error:
-            # A file that is missing or cannot be read: a reader gets the same error.
+            # A file is missing or cannot be read: a reader gets the same error.
             self._failures += 1
             self._reads.note_broken(topic.topic_id, run.segment_id)
             log.error("scrub: segment %d of topic %s: %s", run.segment_id, topic.name, error)
 
     async def _wait(self, size: int) -> None:
-        """Wait until a range of this size is due, and until the disk is free for it."""
+        """Wait until a range of this size is due and the sealer does not use the disk."""
         self._due_ms = max(self._due_ms, self._clock.monotonic_ms() - 1000)
         self._due_ms += size * 1000 / self._pace
         while True:
@@ -186,7 +188,7 @@ class Scrubber:
 
 
 def _range(run: SealedRun, first: int) -> tuple[int, int]:
-    """The end of the range that begins at a row, and its bytes, about."""
+    """The end of the range that begins at a row, and its approximate bytes."""
     most = min(len(run.dead), first + RANGE_RECORDS)
     end, size = first + 1, run.index.record_bytes(first) + _RECORD_OVERHEAD
     while end < most:

@@ -2,8 +2,8 @@
 
 A run is unbroken, holds only records whose frames are synced, and is cut at the bounds of a
 segment. A run is sealed by age only above a minimum size: a smaller run stays in the snapshot, so
-that many small topics do not make many files. Planning may freeze or split blocks, which readers do
-not notice. Called by `engine/background/sealer.py`.
+that many small topics do not make many files. Planning may freeze or split blocks; this is
+invisible to readers. Called by `engine/background/sealer.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plan_seal(
     max_age_ms: int,
     force: bool = False,
 ) -> SegmentPlan | None:
-    """The next run to seal, or None while none is due. `force`: every synced record is due."""
+    """The next run to seal; None if no run is due. `force`: every synced record is due."""
     assert max_records > 0
     assert max_bytes > 0
     log = topic.log
@@ -60,7 +60,7 @@ def plan_seal(
 def _first_run(
     log: Log, synced_lsn: int, max_records: int, max_bytes: int
 ) -> tuple[list[TailBlock], bool]:
-    """Blocks from the front of the tail, and whether a bound or a gap ends them."""
+    """The blocks of a run from the front of the tail, and whether a bound or a gap ends it."""
     run: list[TailBlock] = []
     records = size = 0
     index = log.sealed_count
@@ -90,9 +90,9 @@ def plan_relocation(
     retain_segments: int,
     retain_bytes: int,
 ) -> list[int]:
-    """Hot segments to move, oldest first: neither among the newest N nor within the newest B bytes.
+    """Hot segments to move, oldest first: not the newest `retain_segments`, nor `retain_bytes`.
 
-    0 disables a condition: it keeps nothing hot. `is_cold`: by topic id and segment id.
+    A bound of 0 keeps nothing hot. `is_cold` takes a topic id and a segment id.
     """
     moving: list[int] = []
     newer_bytes = 0
@@ -118,10 +118,10 @@ def _stored_bytes(run: SealedRun) -> int:
 def plan_drops(topic: Topic) -> list[int]:
     """Segments without a record that is live or may become live again.
 
-    A segment with a pending flip is not among them: a snapshot taken between forgetting the segment
-    and unlinking its file would neither hold the flip nor find it on disk. Nor is a segment with a
-    damage hole in a kept snapshot: a start from that snapshot needs the segment to remove the hole.
-    Below the floor neither matters.
+    A segment with a pending flip stays: a snapshot taken between forgetting the segment and
+    unlinking its file would not have the flip, and neither would the disk. A segment with a damage
+    hole in a kept snapshot also stays: a start from that snapshot needs the segment to remove the
+    hole. Below the floor neither reason applies.
     """
     floor, files = topic.log.evict_floor, topic.files
     return [

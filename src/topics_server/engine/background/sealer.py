@@ -3,7 +3,7 @@
 Pure modules decide everything on the loop; packing, writing and unlinking happen off it. Only
 records whose frames are synced are sealed. A file is removed only after the entry that made it
 useless is synced. A flip stays pending, and in every snapshot, until it is synced (ARCHITECTURE,
-Seal). A failed job is logged and tried again later: no data is lost by not sealing.
+Seal). A failed job is logged and tried again later: unsealed data is not lost.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SealingRules(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Observes applied entries but plain appends to short tails; keeps the topics with work."""
+    """Observes applied entries, except plain appends to short tails; lists topics with work."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Sealer:
         may_seal: Callable[[], bool] = lambda: True,
         check_room: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`may_seal`: whether the disk has room for new segments.
+        """`may_seal` returns whether the disk has room for new segments.
 
-        `check_room`: blocking; raises `StorageError` where a segment of so many bytes cannot fit.
+        `check_room` is blocking; it raises `StorageError` if a segment of so many bytes cannot fit.
         """
         self._registry = registry
         self._commits = commits
@@ -86,19 +86,21 @@ class Sealer:
         self._rules = rules
         self._may_seal = may_seal
         self._check_room = check_room
-        # Topics whose last drop of segments failed half-way.
+        # Topics whose last drop of segments failed after a part of it.
         self._half_dropped: set[int] = set()
         # Topics whose work is tried again a little later.
         self._later: set[int] = set()
         # The error of each failing topic, until its work succeeds or it is dropped.
         self.failures: dict[int, StorageError] = {}
-        # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
-        # The first and the last lose their front: plain dictionaries would take longer each time.
+        # `_due`: topics with work, in order. `_aging`: with a tail that is large enough to seal by
+        # age. `_expiring`: with a floor that moves by time. `_dropped`: dropped topics with the
+        # lsn. Two are ordered dictionaries, because removing the front of a plain dictionary gets
+        # slower each time.
         self._due: OrderedDict[int, None] = OrderedDict()
         self._aging: dict[int, None] = {}
         self._expiring: dict[int, None] = {}
         self._dropped: OrderedDict[int, int] = OrderedDict()
-        # Topics with segments that a kept snapshot reports as damaged, though they may have healed.
+        # Topics with segments that a kept snapshot lists as damaged, although they may be mended.
         self._healed: set[int] = set()
         self._snapshots_taken = 0
         self._woken = asyncio.Event()
@@ -118,15 +120,15 @@ class Sealer:
 
     @property
     def is_working(self) -> bool:
-        """Whether a topic has work now."""
+        """Whether any topic has work now."""
         return bool(self._due or self._dropped) or self._one_job.locked()
 
     @property
     def turn(self) -> asyncio.Lock:
-        """Held by the one job on sealed files that runs; a mend takes it, too."""
+        """The lock of the one running job on sealed files; a mend takes it too."""
         return self._one_job
 
-    # --- who has work -------------------------------------------------------------------
+    # --- topics with work ---------------------------------------------------------------
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
         """Note an applied entry: a change, or an append to a tail that may be sealed."""
@@ -168,7 +170,7 @@ class Sealer:
             self._enqueue(entry.topic_id)
 
     def adopt(self, topic: Topic) -> None:
-        """Note a topic that recovery restored; most have no work to do."""
+        """Note a topic that recovery restored; most topics have no work."""
         config, log_ = topic.config, topic.log
         if topic.files.healed:
             self._healed.add(topic.topic_id)
@@ -180,10 +182,10 @@ class Sealer:
             self._enqueue(topic.topic_id)
 
     def snapshot_taken(self) -> None:
-        """A snapshot of this run was published.
+        """Note a published snapshot of this run.
 
-        A start may use any kept snapshot. Once this run has published all of them, none has a hole
-        that recovery removed: spent segments may go.
+        A start may use any kept snapshot. Once this run has published all kept snapshots, none has
+        a hole that recovery removed, so spent segments may be dropped.
         """
         self._snapshots_taken += 1
         if self._snapshots_taken < SNAPSHOTS_KEPT:
@@ -196,16 +198,16 @@ class Sealer:
         self._healed.clear()
 
     def note_mended(self, topic: Topic) -> None:
-        """A segment of the topic was mended: kept snapshots still have its damage hole.
+        """Note a mended segment: the kept snapshots still have its damage hole.
 
-        So does one that is being written now.
+        So does a snapshot that is being written now.
         """
         self._snapshots_taken = -1
         self._healed.add(topic.topic_id)
         self._enqueue(topic.topic_id)
 
     def _note_expiring(self, topic: Topic) -> None:
-        """Its floor moves by itself: with a TTL, or as the consumers go on that caps wait for."""
+        """Note whether a topic's floor moves by itself: it has a TTL, or consumers with a hold."""
         if topic.config.ttl_ms or topic.consumers.holding:
             self._expiring[topic.topic_id] = None
         else:
@@ -213,7 +215,7 @@ class Sealer:
         self._enqueue(topic.topic_id)
 
     def _note_aging(self, topic: Topic) -> None:
-        """Its tail is worth a segment by age; the next size of interest is a whole segment's."""
+        """Note a tail that is large enough to seal by age; next, watch for a whole segment."""
         self._aging[topic.topic_id] = None
         topic.watched_tail_bytes = self._rules.max_bytes
 
@@ -222,7 +224,7 @@ class Sealer:
         self._woken.set()
 
     def _enqueue_later(self, topic_id: int) -> None:
-        """Enqueue the topic once, however many attempts fail until then."""
+        """Enqueue the topic later; several failures before that enqueue it only once."""
         if topic_id not in self._later:
             self._later.add(topic_id)
             asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue_again, topic_id)
@@ -251,7 +253,7 @@ class Sealer:
                 pass
 
     async def _look_at_clocks(self) -> None:
-        """Move floors that are due, and find tails worth a segment by age. In slices."""
+        """Move floors that are due, and find tails to seal by age, in slices."""
         now_ms = self._clock.now_ms()
         for number, topic_id in enumerate(list(self._expiring)):
             topic = self._registry.get(topic_id)
@@ -263,7 +265,7 @@ class Sealer:
             self._enqueue(topic_id)
 
     def expire(self) -> None:
-        """Submit every floor that is due by itself: a clean stop keeps what readers saw."""
+        """Submit every floor that is due, so that a clean stop keeps what readers saw."""
         now_ms = self._clock.now_ms()
         for topic_id in self._expiring:
             topic = self._registry.get(topic_id)
@@ -272,7 +274,7 @@ class Sealer:
 
     def _move_floor(self, topic: Topic, now_ms: int) -> None:
         if topic.stream is not None and topic.stream.newest.is_copying:
-            return  # a fork's placeholders are not deleted yet: its caps apply once it is whole
+            return  # a fork's placeholders are not deleted yet: its caps apply when it is complete
         entry = decide_expiry(topic, now_ms)
         if entry is None:
             return
@@ -295,14 +297,15 @@ class Sealer:
         except StorageError as error:
             self._retry(topic, error)
         except Exception as error:
-            # An import without file descriptors, say: the work of this and other topics goes on.
+            # The cause may be an import that found no free descriptor. The work of all topics
+            # continues.
             log.error("defect in background work on topic %s", topic.name, exc_info=error)
             self._retry(topic, StorageError(f"an internal error: {error}"))
         else:
             self.failures.pop(topic_id, None)
 
     def retry_now(self) -> None:
-        """The disk has room again for a refused write: retry now."""
+        """Retry the failed work now: the disk has room again."""
         for topic_id in self.failures:
             self._enqueue(topic_id)
 
@@ -318,14 +321,14 @@ class Sealer:
     async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
         """Do the work of one topic as it is now, in an order that is safe at every step.
 
-        An entry that is applied meanwhile makes the topic due again. Without that bound a topic
-        that grows as fast as it is sealed would keep all other work waiting.
+        Entries that are applied meanwhile make the topic due again and are not handled here: a
+        topic that grows as fast as it is sealed would otherwise delay all other work for ever.
         """
         async with self._one_job:
             head_seq = topic.log.head_seq
             self._move_floor(topic, self._clock.now_ms())
             await self._flip(topic)
-            # Before sealing, which a full disk refuses: this frees space.
+            # Do this before sealing, which a full disk refuses: this frees space.
             await self._drop_segments(topic)
             await self._seal_to(topic, head_seq, force=force_seal)
             await self._drop_segments(topic)
@@ -343,15 +346,15 @@ class Sealer:
             except StorageError as error:
                 log.warning("sealing topic %s before a checkpoint failed: %s", topic.name, error)
                 self._note_failure(topic_id, error)
-                # Too late for the requested seal; the topic's own schedule tries again.
+                # The requested seal has failed; the topic's own schedule tries again.
                 self._enqueue_later(topic_id)
 
     async def _seal_now(self, topic: Topic, head_seq: int) -> int:
         """Seal the records of a topic up to this seq and publish its manifest.
 
-        Returns how many of them stay unsealed. Afterwards the files show what a reader sees:
-        deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and of a
-        read-only shard, stay unsealed. Raises `StorageError`.
+        Returns how many of these records stay unsealed. Afterwards the files show what a reader
+        sees: deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and
+        of a read-only shard, stay unsealed. Raises `StorageError`.
         """
         if topic.is_ephemeral:
             return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
@@ -372,7 +375,8 @@ class Sealer:
     async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
         """Seal the current records of these topics, one topic after the other.
 
-        Records that arrive meanwhile are not included. Returns unsealed records and made segments.
+        Records that arrive meanwhile are not included. Returns the numbers of unsealed records and
+        of new segments.
         """
         before, left = self.sealed_count, 0
         topics = [topic for name in names if (topic := self._registry.find(name)) is not None]
@@ -408,7 +412,7 @@ class Sealer:
         await self._sync_what_killed(topic)
         facts = topic.facts()
         index = await self._offload.run(partial(self._put, plan, facts))
-        # Slots that died while the file was written are flipped like any later delete.
+        # Flip the slots that died while the file was written, like those of any later delete.
         topic.mark_sealed(plan, index)
         digest = self._segments.flags_digest(topic.topic_id, index.segment_id)
         topic.files.digests[index.segment_id] = digest
@@ -425,7 +429,7 @@ class Sealer:
         return self._segments.put(plan, facts)
 
     async def _sync_what_killed(self, topic: Topic) -> None:
-        """The entries that killed a plan's dead records must be durable before the plan runs."""
+        """Sync the entries that killed a plan's dead records, before the plan is carried out."""
         lsn = topic.applied_lsn
         if self._commits.synced_lsn(topic.topic_id) < lsn:
             try:
@@ -439,7 +443,7 @@ class Sealer:
     async def _free(self, call: Callable[[], T]) -> T:
         """Run an operation that frees space, off the loop.
 
-        If it is refused, the ballast may help.
+        If the disk refuses it, released ballast may help.
         """
         try:
             return await self._offload.run(call)
@@ -449,7 +453,7 @@ class Sealer:
             raise
 
     async def _flip(self, topic: Topic) -> None:
-        """Set the flags that are due now; a delete that is applied meanwhile is due later."""
+        """Set the flags that are due now; deletes that are applied meanwhile are handled later."""
         flips = topic.files.due_flips()
         if not flips:
             return
@@ -463,11 +467,11 @@ class Sealer:
         segment_ids = seal_plan.plan_drops(topic)
         if not segment_ids and topic.topic_id not in self._half_dropped:
             return
-        # The entries that made them useless must be durable before they are removed.
+        # The entries that made these segments useless must be durable before the files are removed.
         await self._sync_what_killed(topic)
         topic.segments_dropped(segment_ids)
         facts = topic.facts()
-        # The remains of a refused drop are dropped by the next one, even by an empty one.
+        # The next drop, even an empty one, also removes the remains of a refused drop.
         self._half_dropped.add(topic.topic_id)
         await self._free(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
         self._half_dropped.discard(topic.topic_id)
@@ -489,7 +493,7 @@ class Sealer:
             self._published(topic)
 
     async def _publish_config(self, topic: Topic) -> None:
-        """Programs that read the files must apply the current configuration."""
+        """Publish a changed configuration, which programs that read the files must apply."""
         published = self._segments.published_config(topic.topic_id)
         if published is None or published == topic.config:
             return
@@ -500,7 +504,7 @@ class Sealer:
             self._published(topic)
 
     def _published(self, topic: Topic) -> None:
-        """The topic's manifest was published: the next snapshot must have its generation."""
+        """Note a published manifest: the next snapshot must have the manifest's generation."""
         topic.files.generation = self._segments.generation_of(topic.topic_id)
         self._moved(topic)
 
@@ -511,7 +515,7 @@ class Sealer:
     async def _drop_topic(self, topic_id: int, lsn: int) -> None:
         assert self._commits.synced_lsn(topic_id) >= lsn, "a drop is applied once synced"
         try:
-            # Not during a job of that topic, which would write files again.
+            # Wait for a running job of that topic: it would write files again.
             async with self._one_job:
                 await self._free(partial(self._segments.drop_topic, topic_id))
         except StorageError as error:

@@ -78,16 +78,17 @@ GATES: Final[dict[type[Entry], GateRow]] = {
     SessionMoved: WRITTEN,
     SessionsClosed: WRITTEN,
 }
-# An append that creates its topic, in every class: a power cut that took back an acknowledged
-# creation would hand out the same topic id, epoch and seqs a second time.
+# An append that creates its topic, in every class: if a power cut removed an acknowledged creation,
+# the same topic id, epoch and seqs would be assigned again.
 CREATES_TOPIC: Final = SYNCED
-# Copies of records whose originals are deleted next. An ephemeral topic keeps nothing anyway.
+# Copies of records whose originals are deleted next. An ephemeral topic loses its records in a
+# restart anyway.
 TAKES_OVER: Final = _row(Gate.NONE, Gate.SYNCED, Gate.SYNCED, Gate.SYNCED)
 # An append that closes its stream.
 CLOSES_STREAM: Final = JOURNALED
-# A delete, or a moved floor, of records that have frames though the class is ephemeral now.
+# A delete or a moved floor, for records that have frames although the topic is ephemeral now.
 REMOVES_JOURNALED: Final = JOURNALED
-# The cursor of a router that is changed or removed: what follows relies on it.
+# The last cursor of a router that is changed or removed: later entries rely on it.
 LAST_CURSOR: Final = SYNCED
 
 
@@ -111,7 +112,7 @@ def gate_of(entry: Entry, topic: Topic) -> Gate:
 
 
 def gate_of_service(entry: Entry) -> Gate:
-    """The gate of an entry of no topic: of a router, a view, a lease or a watch session."""
+    """The gate of an entry without a topic: of a router, a view, a lease or a watch session."""
     return GATES[type(entry)][Durability.DISK]
 
 

@@ -31,7 +31,7 @@ class Notifier:
             del self.listeners[topic_id]
 
     def notify(self, topic_id: int) -> None:
-        """The topic changed, or was dropped."""
+        """Call the topic's listeners: it changed, or was dropped."""
         listeners = self.listeners.get(topic_id)
         if listeners is not None:
             for listener in tuple(listeners):

@@ -9,12 +9,12 @@ from topics_server.engine.commit.ticket_waits import applied, resolved
 
 
 class PendingNames:
-    """Names with a create, configure or drop in flight: commands on them wait before decide."""
+    """Names with a create, configure or drop in flight; commands on them wait for it."""
 
     __slots__ = ("tickets",)
 
     def __init__(self) -> None:
-        # The newest ticket of each such name.
+        # The newest ticket of each pending name.
         self.tickets: Final[dict[str, Ticket]] = {}
 
     def __contains__(self, name: str) -> bool:

@@ -1,13 +1,14 @@
 """Tickets: takes a decided entry to applied state; the only caller of `apply`. Pure.
 
 An entry joins the FIFO of its topic (or of its reserved id) and, unless its gate is NONE, one
-shard's queue. A shard's progress meets gates. Entries at the front of a FIFO whose gates are met
-are applied, and their tickets resolve. So a read never sees an uncommitted entry, and a topic's
-entries never overtake each other, even when its class changes in between.
+shard's queue. The progress of a shard meets gates. When the gate of the entry at the front of a
+FIFO is met, the entry is applied and its ticket resolves. So a read never sees an uncommitted
+entry, and a topic's entries never overtake each other, even when its class changes in between.
 
-Invariants: the front of a FIFO is never met (it would have been applied); a failure undoes a suffix
-of each FIFO that no reader has seen; an lsn is used once. Called by `engine/store` (submit), by the
-journal (progress) and by `engine/background/recovery` (replay). Loop thread only; no I/O.
+Invariants: the gate of a FIFO's front is never met (the entry would have been applied); a failure
+undoes a suffix of each FIFO that no reader has seen; an lsn is used once. Called by `engine/store`
+(submit), by the journal (progress) and by `engine/background/recovery` (replay). Loop thread only;
+no I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate, TopicType
 from topics_server.values.storage_types import ShardProgress
 
-# On the hottest path: a member of an enum costs a lookup.
+# For the hottest path: access to an enum member costs a lookup.
 _NO_GATE: Final = Gate.NONE
 _WRITTEN: Final = Gate.WRITTEN
 _SYNCED: Final = Gate.SYNCED
@@ -36,12 +37,12 @@ _QUEUE: Final = TopicType.QUEUE
 
 DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
-# Hears of an applied entry: its lsn, the entry, and what applying it did.
+# Called after an entry was applied, with its lsn, the entry, and the changes.
 Observer = Callable[[int, Entry, Applied], None]
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """One submitted entry. `applied` is set when it is done, `error` if it never will be."""
+    """One submitted entry. `applied` is set once it is applied, `error` if it has failed."""
 
     lsn: int
     entry: Entry
@@ -95,25 +96,25 @@ class CommitPipeline:
         self._unwritten: list[deque[Ticket]] = [deque() for _ in shards]
         self._unsynced: list[deque[Ticket]] = [deque() for _ in shards]
         self._synced_lsn = [next_lsn - 1 for _ in shards]
-        # Applied entries that replay must still meet.
+        # Lsns of applied entries that replay must still read.
         self._held: set[int] = set()
         self.read_only_shards: list[int] = []
         # True while entries are applied. If it is true at any other time, an `apply` has failed: a
         # defect after which memory and journal may differ. Nothing is written any more until a
         # restart.
         self.is_broken = False
-        # Called with every applied entry; observers must not raise. Most of them need few entries,
-        # and every append would pay for each of them: they are in the lists below.
+        # Called with every applied entry; observers must not raise. Most observers need only few
+        # kinds of entries, and calling them would slow every append: they are in the lists below.
         self.observers: list[Observer] = []
-        # Called with every entry but deletes and plain appends. These neither create a topic nor
-        # move records, and are the most frequent entries: every ack is a delete.
+        # Called with every entry except deletes and plain appends. Those two neither create a topic
+        # nor move records, and they are the most frequent entries: every ack is a delete.
         self.change_observers: list[Observer] = []
         # Called with deletes.
         self.delete_observers: list[Observer] = []
         # Called with plain appends to queues.
         self.job_observers: list[Observer] = []
-        # Called with plain appends that evicted records, and with those that leave a tail of
-        # `watched_tail_records`, or of the topic's `watched_tail_bytes`.
+        # Called with plain appends that evicted records, and with plain appends after which the
+        # tail has `watched_tail_records`, or the topic's `watched_tail_bytes`.
         self.tail_observers: list[Observer] = []
         self.watched_tail_records = 0
         # Called when a shard was synced further, after the listeners of the applied entries.
@@ -126,17 +127,17 @@ class CommitPipeline:
         return self._next_lsn
 
     def oldest_pending_lsn(self) -> int:
-        """The oldest lsn not applied yet; `next_lsn` when nothing is in flight."""
+        """The oldest lsn that is not applied yet; `next_lsn` if nothing is in flight."""
         fronts = [fifo[0].lsn for fifo in self._fifos.values() if fifo]
         return min(fronts, default=self._next_lsn)
 
     def hold(self, lsn: int) -> None:
-        """Replay must meet this entry, applied or not, until it is released."""
+        """Keep this entry in the range of replay, applied or not, until it is released."""
         assert lsn not in self._held
         self._held.add(lsn)
 
     def release(self, lsn: int) -> None:
-        """The entry's gate is met."""
+        """End the `hold` of an entry."""
         self._held.remove(lsn)
 
     def start_lsn(self) -> int:
@@ -144,11 +145,11 @@ class CommitPipeline:
         return min(self.oldest_pending_lsn(), min(self._held, default=self._next_lsn))
 
     def synced_lsn(self, topic_id: int) -> int:
-        """Entries of this topic up to this lsn are synced."""
+        """The lsn up to which entries of this topic are synced."""
         return self._synced_lsn[self._journal.shard_of(topic_id)]
 
     def place_beside(self, topic_id: int) -> None:
-        """Put the next new topic on the same shard as this one."""
+        """Put the next new topic on the shard of this one."""
         shard = self._journal.shard_of(topic_id)
         while self._journal.shard_of(self._registry.next_topic_id) != shard:
             self._registry.next_topic_id += 1
@@ -184,7 +185,7 @@ class CommitPipeline:
     def submit(
         self, entry: Entry, gate: Gate, owner: ProjectionOwner, *, urgent: bool = False
     ) -> Ticket:
-        """Give the entry its lsn and its place; apply it now if it waits for nothing.
+        """Give the entry its lsn and its place in the FIFO; apply it now if it waits for nothing.
 
         `owner`: the topic, or the projection of a reserved id. Raises `TopicsError`:
         `storage_read_only` on a read-only shard, `throttled` when the shard's queue or the disk is
@@ -215,7 +216,7 @@ class CommitPipeline:
         return ticket
 
     def on_progress(self, progress: ShardProgress) -> None:
-        """Meet gates up to the shard's watermarks; undo what failed."""
+        """Meet gates up to the shard's watermarks; undo failed entries."""
         shard, written_lsn, synced_lsn = progress.shard, progress.written_lsn, progress.synced_lsn
         assert synced_lsn <= written_lsn
         is_synced_further = synced_lsn > self._synced_lsn[shard]
@@ -240,10 +241,10 @@ class CommitPipeline:
                 callback()
 
     def _drain(self, met: Sequence[Ticket]) -> None:
-        """Apply every front that these have met, resolve, then notify each changed topic once.
+        """Apply FIFO fronts whose gates are met, resolve, then notify each changed topic once.
 
-        Tickets resolve first, so that writers are answered before readers are notified; work that
-        concerns neither comes last.
+        Tickets resolve first, so that writers are answered before readers are notified; other work
+        comes last.
         """
         resolved: list[Ticket] = []
         changed: dict[int, None] = {}
@@ -297,11 +298,11 @@ class CommitPipeline:
                 self._notifier.notify(topic_id)
             topic = registry.get(topic_id)
             if topic is not None and topic.log.is_crowded:
-                # Otherwise the topic's next append would have to do it first.
+                # Otherwise the topic's next append would have to do this first.
                 topic.log.tidy()
 
     def _fail(self, shard: int, failed_from: int, error: str) -> None:
-        """Undo the shard's entries from `failed_from` on, and those behind them in their FIFOs."""
+        """Undo the shard's entries from `failed_from` on, and those behind them in the FIFOs."""
         if error == READ_ONLY and shard not in self.read_only_shards:
             self.read_only_shards.append(shard)
         affected = [fifo for fifo in self._fifos.values() if self._on_shard(fifo, shard)]
@@ -326,7 +327,7 @@ class CommitPipeline:
         """Take the suffix that starts at the first failed ticket off a FIFO, and unstage it."""
         kept = 0
         for ticket in fifo:
-            # A ticket without a frame fails only behind one that has; its lsn says where it stands.
+            # A ticket without a frame fails only behind a failed ticket that has one.
             if ticket.lsn >= failed_from and ticket.gate is not Gate.NONE:
                 break
             kept += 1
@@ -336,7 +337,7 @@ class CommitPipeline:
         for _ in cut:
             fifo.pop()
         cut[0].owner.undo_from(cut[0].lsn)
-        # Does something only if the topic was still being created.
+        # This has an effect only if the topic was still being created.
         self._registry.abandon(cut[0].topic_id)
         if not fifo:
             del self._fifos[cut[0].topic_id]
@@ -344,7 +345,7 @@ class CommitPipeline:
 
 
 def read_only_error(shard: int) -> TopicsError:
-    """503: a sync of this shard failed; it takes no writes until the server is restarted."""
+    """503: a sync of this shard failed; it accepts no writes until the server is restarted."""
     return TopicsError(
         Code.STORAGE_READ_ONLY,
         "a disk sync failed: this topic's storage is read-only until the server restarts",
@@ -353,7 +354,7 @@ def read_only_error(shard: int) -> TopicsError:
 
 
 def disk_full_error() -> TopicsError:
-    """429: the disk refused the write; nothing of the call was stored."""
+    """429: the disk refused the write; the call has stored nothing."""
     return TopicsError(
         Code.THROTTLED, "the disk refused the write; nothing was stored", {"limit": "disk"}
     )

@@ -2,8 +2,9 @@
 
 A projection is the result of its entries: applied live and in replay alike, captured into parts of
 a snapshot and restored from them. Each has a reserved id (`entries.RESERVED_ID_MIN`), which names
-the FIFO of its entries and its parts. The registry holds topics, because a look-up here would slow
-their path. `sessions`, the lease table and the router table satisfy it; the wiring registers them.
+the FIFO of its entries and its parts. Topics are in the registry instead, because a look-up here
+would slow their path. `sessions`, the lease table and the router table satisfy `Projection`;
+`node/boot` registers them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from topics_server.values.entries import Entry
 
 
 class ProjectionOwner(Protocol):
-    """Decides the entries of one FIFO and keeps those in flight; a topic is one too."""
+    """The owner of one FIFO: decides its entries and keeps those in flight. A topic is one too."""
 
     def stage(self, lsn: int, entry: Entry) -> None:
         """Note that this entry is in flight."""

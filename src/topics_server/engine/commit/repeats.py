@@ -1,7 +1,8 @@
 """Answers a repeated append with the original's result.
 
 An idempotency key or a producer identifies a repeat. A repeat by key alone may still be a
-producer's next request: then the producer advances without records. Used by `engine/store`.
+producer's next request: then the producer advances without records. Used by `engine/appends` and
+`streams/service`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ async def _of_key(
     producer: ProducerStamp | None,
     now_ms: int,
 ) -> Appended:
-    """Answer a retry with the original seqs, once the original is durable; `producer` advances."""
+    """Answer a retry with the original seqs, once the original is durable; advances `producer`."""
     first_seq, count = duplicate.first_seq, duplicate.count
     moved: Ticket | None = None
     if producer is not None:

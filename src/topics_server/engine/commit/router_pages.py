@@ -1,10 +1,10 @@
 """Router pages in flight; a snapshot capture waits for them.
 
-A page may omit the payloads of its copies if replay is certain to meet the records themselves:
+A page may omit the payloads of its copies if replay is certain to read the records themselves:
 source and destination are on the same shard, and every record of the page was journaled at or after
 the start of the newest snapshot, published or being captured. For each source, `_replayable_from`
 is the first such seq. A capture begins when no page without payloads is in flight, and moves that
-seq behind the head (ARCHITECTURE, Routers). Loop thread only. Called by `routers/pump`, the
+seq to after the head (ARCHITECTURE, Routers). Loop thread only. Called by `routers/pump`, the
 checkpointer (captures) and by commits (as an observer).
 """
 
@@ -20,28 +20,28 @@ from topics_server.values.entries import Entry, TopicDropped, TopicPut
 
 
 class RouterPages:
-    """The router pages of one server. `sources`: topics whose records replay has to keep."""
+    """The router pages of one server. `sources`: topics whose records replay must keep."""
 
     def __init__(self, registry: Registry, commits: CommitPipeline, sources: set[int]) -> None:
         self._sources = sources
         self._registry = registry
         self._commits = commits
-        # By source: the first seq whose record replay is certain to meet.
+        # By source: the first seq whose record replay is certain to read.
         self._replayable_from: dict[int, int] = {}
         self._open_page_count = 0
         self._capture_waiters: list[asyncio.Future[None]] = []
-        # Until the capture begins, every page carries its payloads.
+        # Whether a capture waits to begin: until then every page includes its payloads.
         self._is_capture_waiting = False
 
     def add_source(self, topic_id: int) -> None:
-        """The topic became the source of a router; a second call does no harm."""
+        """Add a topic that became the source of a router; a second call has no effect."""
         topic = self._registry.get(topic_id)
         if topic is not None and topic_id not in self._replayable_from:
             self._replayable_from[topic_id] = topic.staged_seq + 1
         self._sources.add(topic_id)
 
     def remove_source(self, topic_id: int) -> None:
-        """No router copies from this topic any more. Replay may still need its records."""
+        """Remove a topic that is no source any more. Replay may still need its records."""
         self._replayable_from.pop(topic_id, None)
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
@@ -66,7 +66,7 @@ class RouterPages:
         )
 
     def follow_page(self, ticket: Ticket) -> None:
-        """A page without payloads was submitted."""
+        """Count a submitted page without payloads until its ticket resolves."""
         if not ticket.is_done:
             self._open_page_count += 1
             ticket.waiters.append(self._page_resolved)
@@ -80,7 +80,7 @@ class RouterPages:
                     waiter.set_result(None)
 
     async def quiesced(self) -> None:
-        """Return when no page without payloads is in flight; none starts until the capture.
+        """Return once no page without payloads is in flight; none starts until the capture.
 
         Call `begin_capture` in the same loop turn.
         """
@@ -95,7 +95,7 @@ class RouterPages:
             raise
 
     def begin_capture(self) -> None:
-        """A capture begins now: replay need not meet the entries applied so far."""
+        """Begin a capture: replay need not read the entries that are applied so far."""
         assert self._open_page_count == 0
         self._is_capture_waiting = False
         for topic_id in self._replayable_from:

@@ -1,6 +1,6 @@
 """The ways to wait for a ticket: a future, a task that raises its error, a callback.
 
-The write goes on when its waiter is cancelled. Called by the calls of the engine, by `queue`,
+The write continues if its waiter is cancelled. Called by the calls of the engine, by `queue`,
 `routers` and `streams`.
 """
 
@@ -35,7 +35,7 @@ def check_applied(ticket: Ticket) -> None:
     """Raise the error of a ticket that has failed."""
     error = ticket.error
     if error is not None:
-        # A new error for each waiter: an error that was raised refers to its frames.
+        # Make a new error for each waiter: a raised error refers to the frames of its traceback.
         raise TopicsError(error.code, error.message, error.detail)
 
 

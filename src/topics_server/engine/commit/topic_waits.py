@@ -1,8 +1,8 @@
 """Waits for a topic's change, with a timeout.
 
-Thousands of readers may wait for one topic. Each goes on as a task and answers its client, so that
-all of them at once would be one long turn of the loop: a few go on in each turn, in the order in
-which they came. Called by `engine/reads`, `engine/preconditions` and `streams/service`.
+Thousands of readers may wait for one topic. Each wakes a task that answers its client, and waking
+all tasks at once would make one long turn of the loop. So a few are woken in each turn, in the
+order of arrival. Called by `engine/reads`, `engine/preconditions` and `streams/service`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from topics_server.engine.commit.notifier import Notifier
 
-# Waits that end in one turn of the loop.
+# The maximum of waits that end in one turn of the loop.
 ENDED_MAX: Final = 32
 
 
@@ -22,7 +22,7 @@ class TopicWaits:
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        # Waits that ended in this turn; those that are to end in later ones.
+        # The number of waits that ended in this turn, and the waits that must end in later turns.
         self._ended = 0
         self._line: deque[asyncio.Future[None]] = deque()
 
@@ -48,7 +48,7 @@ class TopicWaits:
             self._notifier.remove(topic_id, notify)
 
     def _end_some(self) -> None:
-        """End waits as far as this turn allows."""
+        """End as many waits as this turn allows."""
         while self._line and self._ended < ENDED_MAX:
             changed = self._line.popleft()
             if changed.done():

@@ -3,8 +3,8 @@
 A transfer is an append at the destination, synced, that carries a source mark, followed by a delete
 at the source. Here a mark is *open* from the submit of its append until no record of its source is
 live: the delete follows the append in the same turn and is retried until it is done, even if no
-task waits for it. Replay must meet an open mark, so snapshots start no later (`commits.hold`);
-recovery completes the marks that it met before requests are served (ARCHITECTURE, Moves between
+task waits for it. Replay must read an open mark, so no snapshot starts after it (`commits.hold`);
+recovery completes the marks that it found, before requests are served (ARCHITECTURE, Moves between
 topics). Called by the store (transfers) and by the wiring (recovery). Loop thread only.
 """
 
@@ -30,7 +30,7 @@ _RETRY_S: Final = 0.25
 
 
 class OutcomeUnknown(TopicsError):
-    """A sync failed during a transfer: only a restart can tell which half is durable.
+    """A sync failed during a transfer: only a restart can find out which half is durable.
 
     Until then the record may or may not be deleted at its source: no claimer may get it.
     """
@@ -40,7 +40,7 @@ class OutcomeUnknown(TopicsError):
 
 
 class SourceGone(TopicsError):
-    """Some of the records were deleted meanwhile, so nothing was transferred. Look again."""
+    """Some of the records were deleted meanwhile, so nothing was transferred: read them again."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class SourceGone(TopicsError):
 
 
 class Transfer:
-    """One mark, from the submit of its append on."""
+    """One mark, from the time when its append is submitted."""
 
     __slots__ = ("error", "is_done", "lsn", "source", "waiters")
 
@@ -89,7 +89,7 @@ class Transfers:
         self.open_count = 0
 
     def check(self, source: Source) -> None:
-        """Check, in the append's loop turn, that every source record is live.
+        """Check that every source record is live; call it in the append's loop turn.
 
         Raises `SourceGone`.
         """
@@ -100,7 +100,7 @@ class Transfers:
             raise SourceGone
 
     def follow(self, ticket: Ticket) -> Transfer:
-        """Follow the transfer of this just submitted append to its end."""
+        """Follow the transfer of this submitted append until it is complete."""
         entry = ticket.entry
         assert isinstance(entry, RecordsAppended)
         assert entry.source is not None
@@ -123,7 +123,7 @@ class Transfers:
             self._close(transfer)
 
     def _delete(self, transfer: Transfer) -> None:
-        """Delete the remaining records at the source, now or after the entries in flight there."""
+        """Delete the remaining records at the source, now or after its entries in flight."""
         source = transfer.source
         topic = self._registry.get(source.topic_id)
         left = [] if topic is None else [s for s in source.seqs if is_live(topic.log, s)]
@@ -160,7 +160,7 @@ class Transfers:
             asyncio.get_running_loop().call_later(_RETRY_S, self._delete, transfer)
 
     def _give_up(self, transfer: Transfer, error: TopicsError) -> None:
-        """Leave the mark open for the next start: its lsn stays held."""
+        """Leave the mark open for the next start; its lsn stays held."""
         log.error(
             "a move of %d records from topic %d waits for a restart: %s",
             len(transfer.source.seqs),

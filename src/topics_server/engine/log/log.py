@@ -2,7 +2,7 @@
 
 Sealed runs come first (`sealed_count` of them), then frozen tail blocks, then the open block. The
 head is stored, never derived from records. A seq without a slot was deleted, unless a hole covers
-it or it lies below `evict_floor`. Invariants: runs are disjoint and ascend; `evict_floor <=
+it or it is below `evict_floor`. Invariants: runs are disjoint and ascend; `evict_floor <=
 earliest_seq <= head_seq + 1`; counters equal the sums over the runs. Changed by `topic.apply`, by
 recovery and by the sealer through `mark_sealed`; any module in `engine/` may read it.
 """
@@ -37,18 +37,20 @@ from topics_server.values.storage_types import SegmentPlan
 
 _FIRST: Final = attrgetter("first_seq")
 _LAST_TIME: Final = attrgetter("last_time")
-# `advance_live` takes so many rows of a run one by one, which is fast for a few.
+# `advance_live` examines this many rows of a run one by one, which is fast for a few.
 _WALK_ROWS: Final = 16
 
 
 class Log:
     """One topic's slots. `last_ts`: commit time of the newest record ever, ms.
 
-    `replayed_seq`, in recovery only: segments reach beyond the snapshot's part; up to this seq the
-    part and later entries describe the log. `None`: everything up to the head is known.
+    `replayed_seq`, in recovery only: segments may contain more than the snapshot's part; the part
+    and the entries applied so far describe the log up to this seq. `None`: they describe it up to
+    the head.
 
-    `expired_seq`: records below it were once found past their TTL. It only rises, so that they stay
-    expired when the wall clock is set back; the floor follows it (`retention.standing_floor`).
+    `expired_seq`: records below this seq were once found past their TTL. It only rises, so that
+    they stay expired when the wall clock is set back; the floor follows it
+    (`retention.standing_floor`).
     """
 
     __slots__ = (
@@ -82,10 +84,10 @@ class Log:
         self.earliest_seq = 1
         self.live_count = 0
         self.live_bytes = 0
-        # Unsealed slots and live bytes.
+        # The number of unsealed slots, and their live bytes.
         self.tail_count = 0
         self.tail_bytes = 0
-        # The open block is too full for another append like the last one: see `tidy`.
+        # Whether the open block is too full for another append like the last one; see `tidy`.
         self.is_crowded = False
         self.last_ts = 0
         self.holes: list[Hole] = []
@@ -98,7 +100,7 @@ class Log:
 
     @property
     def base_seq(self) -> int:
-        """Seq of the first slot; `head_seq + 1` when there is none."""
+        """The seq of the first slot; `head_seq + 1` if there is none."""
         return self.runs[0].first_seq if self.runs else self.head_seq + 1
 
     @property
@@ -123,11 +125,11 @@ class Log:
         return tuple(run.segment_id for run in self.sealed())
 
     def run_at(self, seq: int) -> int:
-        """Index of the first run that ends at `seq` or later; the number of runs if none does."""
+        """The index of the first run that ends at `seq` or later; else the number of runs."""
         runs = self.runs
         if not runs:
             return 0
-        # Queues ask for the front of a topic, followers for its end.
+        # Queues mostly need the front of a topic, followers its end.
         front = runs[0]
         if seq < front.first_seq + len(front.dead):
             return 0
@@ -224,8 +226,8 @@ class Log:
     def advance_live(self, seq: int, count: int, weight: int) -> tuple[int, int, int]:
         """Walk from `seq` over at least `count` live records that weigh at least `weight`.
 
-        Returns the seq behind the last walked record, and the walked records' number and weight:
-        less than requested only if the log ends there. Bytes are not summed if `weight` is 0.
+        Returns the seq after the last walked record, and the number and weight of these records:
+        less than requested only at the end of the log. Bytes are not summed if `weight` is 0.
         """
         walked = walked_bytes = 0
         for index in range(self.run_at(seq), len(self.runs)):
@@ -242,11 +244,11 @@ class Log:
             steps = 0
             while row >= 0:
                 if walked >= count and walked_bytes >= weight:
-                    # Not the next live seq: records deleted between the two are not lost.
+                    # Do not jump to the next live seq: records deleted before it are not lost.
                     behind = self.last_live_below(run.first_seq + row) + 1
                     return max(seq, behind), walked, walked_bytes
                 if steps == _WALK_ROWS:
-                    # The row is far away: halve the run, with calls over many rows at once.
+                    # The row is far away: halve the run, by calls over many rows.
                     left = count - walked, weight - walked_bytes
                     end, passed, passed_bytes = end_of_walk(run, row, *left, weighs=weight > 0)
                     walked += passed
@@ -271,11 +273,11 @@ class Log:
     # -- appending -------------------------------------------------------------------------
 
     def append(self, ts: int, decoded: DecodedAppend, lsn: int) -> None:
-        """Append records behind the head, live, all with one commit time."""
+        """Append live records after the head, all with one commit time."""
         count, weight = decoded.count, decoded.weight
         block = self.open
         if block is not None and len(block.dead) + count > BLOCK_RECORDS_MAX:
-            # Freeze the block whole, so that its payload is copied once.
+            # Freeze the whole block, so that its payload is copied only once.
             self.freeze_open()
             block = None
         if decoded.payloads:
@@ -306,7 +308,7 @@ class Log:
         self.is_crowded = block is not None and len(block.dead) + count > BLOCK_RECORDS_MAX
 
     def tidy(self) -> None:
-        """Freeze a crowded open block: else the next append would wait for that."""
+        """Freeze a crowded open block now, so that the next append need not."""
         self.is_crowded = False
         self.freeze_open()
 
@@ -327,7 +329,7 @@ class Log:
             self.open = None
 
     def jump_head(self, seq: int, reason: LossReason) -> None:
-        """Move the head up to `seq`; the seqs between are a hole."""
+        """Move the head up to `seq`; the skipped seqs become a hole."""
         if self.replayed_seq is not None and seq > self.replayed_seq:
             self._note_skipped(self.replayed_seq + 1, min(seq, self.head_seq), reason)
             self.note_replayed(seq)
@@ -340,15 +342,15 @@ class Log:
             self.earliest_seq = seq + 1
 
     def note_replayed(self, seq: int) -> None:
-        """Recovery: entries up to this seq were met, even if segments hold more."""
+        """Recovery: note that entries up to this seq are applied; segments may contain more."""
         if self.replayed_seq is not None:
             seq = max(seq, self.replayed_seq)
             self.replayed_seq = seq if seq < self.head_seq else None
 
     def _note_skipped(self, first_seq: int, last_seq: int, reason: LossReason) -> None:
-        """The head jumped over these seqs; segments behind the jump were found before its entry.
+        """Note seqs over which the head jumped; segments after the jump may be known already.
 
-        Those seqs that are in no slot become a hole.
+        The seqs that have no slot become a hole.
         """
         at = max(first_seq, self.evict_floor)
         for run in self.runs[self.run_at(at) :]:
@@ -363,7 +365,7 @@ class Log:
     def lose_slot(self, seq: int, missed: int) -> None:
         """Make this seq a dead slot for records that a router could not copy.
 
-        It is the next seq, or in replay one that was passed already.
+        The seq is the next one, or in replay one that was passed already.
         """
         if seq > self.head_seq:
             self.freeze_open()
@@ -381,7 +383,7 @@ class Log:
         if seq <= self.evict_floor:
             return
         if seq > self.head_seq + 1:
-            # Seqs below a floor were handed out, even if their records left no frame.
+            # Seqs below a floor were assigned, even if their records have no frame.
             self.freeze_open()
             self.head_seq = seq - 1
         self.losses.add(self.evict_floor, seq - 1, floor.reason)
@@ -400,8 +402,8 @@ class Log:
     def delete(self, firsts: Rows, lasts: Rows) -> tuple[int, dict[int, array[int]]]:
         """Delete the live seqs of sorted, disjoint, inclusive runs.
 
-        Deletes damaged ones as well: they do not return with their file. Returns how many died and,
-        by segment, the sealed rows that were hit.
+        Deletes damaged records as well: they do not come back with an undamaged file. Returns how
+        many records died, and by segment the sealed rows that were deleted.
         """
         assert len(firsts) == len(lasts)
         before = self.live_count
@@ -416,7 +418,7 @@ class Log:
             if low == high or (run.live_count == 0 and not run.has_damage):
                 continue
             if high - low == 1 and not isinstance(run, SealedRun):
-                # Most often one seq of many blocks, or whole blocks.
+                # The most frequent case: each block loses one seq, or all its seqs.
                 first_row = max(0, int(firsts[low]) - run.first_seq)
                 end_row = min(run.count, int(lasts[low]) + 1 - run.first_seq)
                 self._count(run, run.kill_range(first_row, end_row))
@@ -427,7 +429,7 @@ class Log:
         return before - self.live_count, flips
 
     def delete_seqs(self, seqs: Sequence[int]) -> tuple[int, dict[int, array[int]]]:
-        """`delete` of a few ascending, distinct seqs: a tail's rows are not made arrays."""
+        """`delete` of a few ascending, distinct seqs, without numpy for the rows of the tail."""
         before = self.live_count
         flips: dict[int, array[int]] = {}
         runs, count = self.runs, len(seqs)
@@ -457,7 +459,7 @@ class Log:
         return before - self.live_count, flips
 
     def _delete_rows(self, run: Run, within: Rows, flips: dict[int, array[int]]) -> None:
-        """Mark the live and the damaged ones of these rows deleted."""
+        """Mark those of these rows that are live or damaged as deleted."""
         hit = run.deletable_rows_of(within)
         if len(hit) == 0:
             return
@@ -469,7 +471,7 @@ class Log:
             flips[run.segment_id] = array("I", hit.astype(np.uint32).tobytes())
 
     def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
-        """A sealed range is unreadable: it becomes a hole.
+        """Note an unreadable sealed range: it becomes a hole.
 
         Returns the number of lost live records.
         """
@@ -478,8 +480,8 @@ class Log:
         self._count(run, (killed, weight))
         lost = self._damaged_of(run, max(run.first_seq + first_row, self.evict_floor), last_row)
         if lost is not None:
-            # The hole must not cover evicted or deleted seqs: the damage does not lose those, and a
-            # segment of only such rows is dropped, so that no file could remove the hole again.
+            # The hole must not cover evicted or deleted seqs: the damage does not lose them. A
+            # segment of only such rows is dropped, and then no file could remove the hole.
             self.holes = with_hole(self.holes, Hole(*lost, LossReason.DAMAGED))
         self.damaged_records += killed
         self._trim_dead(0, 0)
@@ -494,7 +496,7 @@ class Log:
         return None if rows[0] < 0 else (run.first_seq + rows[0], run.first_seq + rows[1])
 
     def lose_all(self, reason: LossReason) -> None:
-        """Every record is lost: one hole over all seqs handed out so far; the head stays."""
+        """Lose every record: one hole covers all seqs assigned so far; the head stays."""
         for run in self.runs:
             self._count(run, run.kill_range(0, run.count))
         self._trim_dead(0, len(self.runs))
@@ -514,7 +516,7 @@ class Log:
         front = behind = self.sealed_count
         while behind < len(runs) and runs[behind].live_count == 0:
             behind += 1
-        # Dead runs at the front are removed whole below; other dead blocks drop their payload.
+        # The code below removes dead runs at the front; other dead blocks drop their payload.
         for run in runs[start if start > behind else behind : end]:
             if run.live_count == 0 and isinstance(run, TailBlock) and run.block.body:
                 run.drop_payload()
@@ -529,7 +531,7 @@ class Log:
     # -- sealing ---------------------------------------------------------------------------
 
     def adopt_sealed(self, index: SealedIndex, dead: bytearray) -> None:
-        """Recovery: add a segment behind all others; its slots below the floor are dead."""
+        """Recovery: add a segment after all others; its slots below the floor are dead."""
         assert self.sealed_count == len(self.runs), "segments come before the tail"
         assert index.first_seq > self.sealed_seq
         below = min(len(dead), max(0, self.evict_floor - index.first_seq))
@@ -545,7 +547,7 @@ class Log:
         self.earliest_seq = self.next_live(self.evict_floor)
 
     def adopt_tail(self, block: TailBlock) -> None:
-        """Recovery: add an unsealed block behind everything else."""
+        """Recovery: add an unsealed block after everything else."""
         assert self.open is None
         assert block.first_seq > (self.runs[-1].last_seq if self.runs else 0)
         self.runs.append(block)
@@ -558,14 +560,14 @@ class Log:
         self.earliest_seq = self.next_live(self.evict_floor)
 
     def mark_sealed(self, plan: SegmentPlan, index: SealedIndex) -> array[int]:
-        """The plan's run is a segment now: free its payload.
+        """Replace a plan's blocks by their new segment, and free the payload.
 
         Returns the rows that were deleted since the plan was made, to be flipped on disk.
         """
         assert plan.segment_id == index.segment_id
         count = index.last_seq - index.first_seq + 1
         assert len(plan.dead) == count
-        # A block that is gone died as a whole.
+        # A block that is no longer in the tail was completely dead.
         dead = bytearray(b"\x01" * count)
         start = self.sealed_count
         end = start
@@ -594,7 +596,7 @@ class Log:
         return [run.segment_id for run in self.sealed() if run.is_spent(self.evict_floor)]
 
     def forget_segments(self, segment_ids: Collection[int]) -> None:
-        """Forget segments without files; every record of theirs is dead."""
+        """Forget segments whose files are removed; all their records are dead."""
         gone = [run for run in self.sealed() if run.segment_id in segment_ids]
         assert all(run.is_spent(self.evict_floor) for run in gone)
         for run in gone:

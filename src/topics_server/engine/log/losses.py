@@ -16,7 +16,7 @@ from topics_server.values.model import Hole, LossReason
 class Losses:
     """The reasons of lost ranges below the floor.
 
-    Ascending, disjoint, adjacent ranges of one reason merged.
+    The ranges are ascending and disjoint; adjacent ranges with the same reason are merged.
     """
 
     __slots__ = ("ranges",)
@@ -25,7 +25,7 @@ class Losses:
         self.ranges: list[Hole] = list(ranges or ())
 
     def add(self, first_seq: int, last_seq: int, reason: LossReason) -> None:
-        """Note a range above all noted ones; beyond the bound the oldest two become one."""
+        """Note a range above all noted ones; beyond the bound the two oldest ranges are merged."""
         assert first_seq <= last_seq
         ranges = self.ranges
         if ranges:
@@ -42,7 +42,7 @@ class Losses:
         assert len(ranges) <= LOSS_RANGES_MAX
 
     def reasons(self, first_seq: int, last_seq: int) -> set[LossReason]:
-        """Every reason noted for a seq of the range."""
+        """All reasons that are noted for seqs of the range."""
         return {
             hole.reason
             for hole in self.ranges
@@ -51,9 +51,9 @@ class Losses:
 
 
 def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
-    """The holes with one more: ascending, disjoint; adjacent holes of one reason are merged.
+    """Add a hole. The result is ascending and disjoint; adjacent holes of one reason are merged.
 
-    A seq that stands for records that a router could not copy stays a hole of its own.
+    The hole for records that a router could not copy is never merged.
     """
     assert new.first_seq <= new.last_seq
     merged: list[Hole] = []
@@ -73,7 +73,7 @@ def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
 
 
 def without_damage(holes: Sequence[Hole], ranges: Sequence[tuple[int, int]]) -> list[Hole]:
-    """The holes; damage is left out inside these ascending ranges of seqs."""
+    """The holes without damage inside these ascending ranges of seqs."""
     kept: list[Hole] = []
     for hole in holes:
         first = hole.first_seq
@@ -91,5 +91,5 @@ def without_damage(holes: Sequence[Hole], ranges: Sequence[tuple[int, int]]) -> 
 
 
 def only_reason(reasons: set[LossReason]) -> LossReason:
-    """The one reason, or `mixed` for several (and for a range without a reason)."""
+    """The only reason, or `mixed` for several reasons or none."""
     return next(iter(reasons)) if len(reasons) == 1 else LossReason.MIXED

@@ -1,7 +1,7 @@
 """Takes the rows of a mended segment back into its log. Pure.
 
-Called by `Topic.note_mended`, once the segment's files are whole again in a running server. A start
-does the same in `engine/background/capture`.
+Called by `Topic.note_mended`, once the segment's files are mended in a running server. A start does
+the same in `engine/background/capture`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIVE: Final = 0
 
 
 def readmit(log: Log, index: SealedIndex, flags: bytes) -> int:
-    """The damaged rows of a segment are live again, and its damage holes go.
+    """Make the damaged rows of a segment live again, and remove its damage holes.
 
     Rows that are dead by `flags` (1: dead) or lie below the floor stay dead, and so do rows that
     were deleted while they were damaged. Returns how many records came back.

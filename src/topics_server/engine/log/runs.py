@@ -1,4 +1,4 @@
-"""Runs: unbroken stretches of records, sealed or not, with their dead slots.
+"""Runs: unbroken ranges of records, sealed or not, with their dead slots.
 
 Three kinds share one interface. A `SealedRun` is a segment: its payload is on disk, its columns are
 mapped; in memory it costs one byte a record. A `TailBlock` is a frozen, unsealed block. The
@@ -31,7 +31,7 @@ from topics_server.values.model import TagMatch
 Rows = NDArray[np.int64]
 
 _DEAD: Final = b"\x01"
-# So many rows are weighed faster one by one than by numpy.
+# Up to this many rows are weighed faster one by one than by numpy.
 _FEW_ROWS: Final = 8
 # Values of `dead`: live is 0.
 DELETED: Final = 1
@@ -65,12 +65,12 @@ class Run:
 
     @property
     def count(self) -> int:
-        """How many slots."""
+        """The number of slots."""
         return len(self.dead)
 
     @property
     def last_seq(self) -> int:
-        """Seq of the last slot."""
+        """The seq of the last slot."""
         return self.first_seq + len(self.dead) - 1
 
     @property
@@ -118,7 +118,7 @@ class Run:
         return killed, weight
 
     def live_rows_of(self, rows: Rows) -> Rows:
-        """Those of these rows that are live."""
+        """The rows that are live."""
         live: Rows = rows[np.frombuffer(self.dead, np.uint8)[rows] == 0]
         return live
 
@@ -135,7 +135,7 @@ class Run:
         return 0, 0
 
     def kill_few(self, rows: Sequence[int]) -> tuple[int, int]:
-        """`kill_rows` of a few rows that are live, as a list; returns their number and bytes."""
+        """`kill_rows` for a list of a few live rows; returns their number and bytes."""
         killed, dead = len(rows), self.dead
         weight = self.live_bytes
         if killed < self.live_count:
@@ -149,7 +149,7 @@ class Run:
         return killed, weight
 
     def weigh_few(self, rows: Sequence[int]) -> int:
-        """`weigh_rows` of a list."""
+        """`weigh_rows` for a list."""
         return self.weigh_rows(np.array(rows, np.int64))
 
     @property
@@ -205,7 +205,7 @@ class SealedRun(Run):
         return lost, weight
 
     def kill_damaged(self, rows: Rows) -> None:
-        """Mark unreadable rows deleted: they do not return with their file."""
+        """Mark unreadable rows as deleted: they do not come back with an undamaged file."""
         np.frombuffer(self.dead, np.uint8)[rows] = DELETED
         self._has_damage = self.dead.find(DAMAGED) >= 0
 
@@ -249,10 +249,10 @@ class SealedRun(Run):
             return self._share_of(len(rows))
 
     def _share_of(self, count: int) -> int:
-        """The average bytes of live rows, times their number.
+        """The average bytes of a live row, times `count`.
 
         A committed entry must apply, even while a failing disk or the limit of open files prevents
-        mapping the index. Only the count of bytes is inexact, until the segment is empty.
+        mapping the index. Only the byte count is inexact, until the segment is empty.
         """
         return self.live_bytes * count // self.live_count if self.live_count else 0
 
@@ -261,7 +261,7 @@ class TailBlock(Run):
     """A frozen block of the tail, in memory. `last_lsn`: the highest lsn of a frame in it.
 
     `text_bytes`: bytes of the tags and nodes of the whole block. `drop_payload` frees the payload
-    of a block whose every record is dead; its slots stay, so that a run to be sealed is unbroken.
+    of a block whose records are all dead; its slots stay, so that a run to be sealed is unbroken.
     """
 
     __slots__ = ("block", "last_lsn", "tag_rows", "text_bytes")
@@ -322,7 +322,7 @@ class TailBlock(Run):
         return total + RECORD_FRAMING_BYTES * len(rows)
 
     def weigh_few(self, rows: Sequence[int]) -> int:
-        """`weigh_rows` of a list."""
+        """`weigh_rows` for a list."""
         block, ends = self.block, self.block.ends
         total = RECORD_FRAMING_BYTES * len(rows)
         for row in rows:
@@ -339,7 +339,7 @@ class TailBlock(Run):
         return self.tag_rows.rows_of(match)
 
     def drop_payload(self) -> None:
-        """Free the payload; every record is dead."""
+        """Free the payload of a block whose records are all dead."""
         assert self.live_count == 0
         assert self.live_bytes == 0
         count = len(self.dead)
@@ -359,7 +359,7 @@ class TailBlock(Run):
         self.text_bytes = 0
 
     def split(self, row: int) -> tuple[TailBlock, TailBlock]:
-        """Two blocks with the same records, the second from `row` on."""
+        """Split into two blocks; the second one begins at `row`."""
         assert 0 < row < len(self.dead)
         return self._part(0, row), self._part(row, len(self.dead))
 
@@ -373,8 +373,8 @@ class TailBlock(Run):
 class OpenBlock(Run):
     """The block that takes appends: growing columns. Frozen when full.
 
-    `text_chars`: of all tags and nodes. Without `has_metas` every meta is absent. `hops` stays
-    empty until a record comes through a router.
+    `text_chars`: the characters of all tags and nodes. If `has_metas` is false, every meta is
+    absent. `hops` stays empty until a record comes through a router.
     """
 
     __slots__ = (
@@ -404,7 +404,7 @@ class OpenBlock(Run):
         self._view: Block | None = None
 
     def extend(self, ts: int, decoded: DecodedAppend, weight: int, lsn: int) -> None:
-        """Append the records of one call, live."""
+        """Append the records of one call as live records."""
         count = decoded.count
         if decoded.hops or self.hops:
             if not self.hops:
@@ -453,7 +453,7 @@ class OpenBlock(Run):
         return weigh(self.datas[part], self.metas[part], self.tags[part], self.nodes[part])
 
     def weigh_few(self, rows: Sequence[int]) -> int:
-        """`weigh_rows` of a list."""
+        """`weigh_rows` for a list."""
         datas, metas = self.datas, self.metas
         total = RECORD_FRAMING_BYTES * len(rows)
         for row in rows:
@@ -471,7 +471,7 @@ class OpenBlock(Run):
         return [row for row, tag in enumerate(self.tags) if tag == match.text]
 
     def block_of(self, first_row: int, end_row: int) -> Block:
-        """These rows as a block; the last one is cached, since watchers read the same rows."""
+        """Make a block of these rows; the last block is cached, as watchers read the same rows."""
         assert first_row < end_row <= len(self.dead)
         view = self._view
         first_seq = self.first_seq + first_row
@@ -492,7 +492,7 @@ class OpenBlock(Run):
         )
 
     def split_rest(self) -> OpenBlock | None:
-        """Remove the rows behind the last full block and return them as a new open block."""
+        """Remove the rows after the last full block and return them as a new open block."""
         full = len(self.dead) - len(self.dead) % BLOCK_RECORDS_MAX
         if full == len(self.dead):
             return None
@@ -540,7 +540,7 @@ class OpenBlock(Run):
         return blocks
 
     def _whole(self) -> TailBlock:
-        """All rows, none of them dead, as one block that takes over the columns."""
+        """All rows (none is dead) as one block that reuses the columns."""
         metas = self.metas if self.has_metas else None
         tags, nodes = _at_rest(self.tags), _at_rest(self.nodes)
         hops = bytes(self.hops)
@@ -563,9 +563,9 @@ def _absent(count: int) -> Sequence[str | None]:
 
 
 def _at_rest(texts: list[str | None]) -> Sequence[str | None]:
-    """A column that never changes again; all blocks share the one without texts.
+    """A column that never changes again; all blocks share one column without texts.
 
-    It costs no memory then. The garbage collector examines a tuple of texts once and never again.
+    A shared column costs no memory. The garbage collector examines a tuple of texts only once.
     """
     count = len(texts)
     return _absent(count) if texts.count(None) == count else tuple(texts)

@@ -15,15 +15,15 @@ from topics_server.engine.log.runs import Rows, Run
 def end_of_walk(
     run: Run, start: int, count: int, weight: int, *, weighs: bool
 ) -> tuple[int, int, int]:
-    """The first row behind `start` with at least `count` live rows of at least `weight` before it.
+    """The first row after `start` before which there are `count` live rows of at least `weight`.
 
-    Returns the row (the run's count if there is none), the number of live rows, and their bytes if
-    `weighs`.
+    Returns the row (the run's count if there is none), the number of live rows before it, and their
+    bytes if `weighs`.
     """
     low, high = start, run.count
     walked = walked_bytes = 0
     while low < high:
-        # The rows up to `low` are passed and do not suffice; those up to `high` do, or are all.
+        # The rows up to `low` do not suffice; those up to `high` do, or are all rows.
         mid = (low + high + 1) // 2
         passed = run.dead.count(0, low, mid)
         passed_bytes = run.live_bytes_between(low, mid) if weighs else 0
@@ -38,7 +38,7 @@ def end_of_walk(
 
 
 def covers(firsts: Rows, lasts: Rows, runs: Sequence[Run]) -> tuple[list[int], list[int]]:
-    """For each run the half-open range of the seq runs that overlap it."""
+    """For each run: the half-open range of the seq runs that overlap it."""
     if len(runs) == 1:
         run = runs[0]
         low = np.searchsorted(lasts, run.first_seq)
@@ -53,7 +53,7 @@ def covers(firsts: Rows, lasts: Rows, runs: Sequence[Run]) -> tuple[list[int], l
 def rows_within(firsts: Rows, lasts: Rows, run: Run, are_single: bool) -> Rows:
     """Rows of the run that these seq runs cover, ascending; each of them overlaps the run.
 
-    `are_single`: each seq run is one seq.
+    `are_single`: whether each seq run is one seq.
     """
     if are_single:
         return firsts - run.first_seq

@@ -1,8 +1,8 @@
 """The tag index of one unsealed block.
 
-An index belongs to its block: built on the first question, freed when the block is sealed or dead,
-so a topic without deletes by tag pays nothing. Invariant: rows ascend, dead ones included. Called
-by `engine/log/runs.py`.
+An index belongs to its block. It is built at the first look-up and freed when the block is sealed
+or dead, so topics without deletes by tag have no index. Invariant: rows ascend, dead ones included.
+Called by `engine/log/runs.py`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Spaces out the decoding of request bodies, so that no loop turn decodes many.
 
-A client can have hundreds of requests become whole in one turn of the loop: it sends all but the
-last byte of each, waits, and sends the rest at once. Each decodes its body in that turn, up to
+A client can complete hundreds of requests in one turn of the loop: it sends all but the last byte
+of each, waits, and sends the rest at once. Each request would decode its body in that turn, up to
 20 ms a MiB. So the bodies of one turn have a budget in bytes. A request that does not fit waits for
-a later turn, in the order of arrival; one body may be larger than the budget, and is then alone.
-After a turn that took long the next one begins a little later: meanwhile the loop serves everybody
-else, and a small request waits for one long body at most.
+a later turn, in the order of arrival; a body larger than the budget gets a turn of its own. After a
+long turn the next bodies begin a little later: meanwhile the loop serves other requests, and a
+small request waits for at most one long body.
 
-Asked by `api/front_door`, `api/streams/handlers` and `api/websocket/handlers`. Loop thread only.
+Called by `api/front_door`, `api/streams/handlers` and `api/websocket/handlers`. Loop thread only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.limits import KIB
 
-# Bodies that begin in one turn of the loop, in bytes: 2 to 3 ms of decoding at worst.
+# The bytes of bodies that begin in one turn of the loop: at worst 2 to 3 ms of decoding.
 TURN_BYTES: Final = 128 * KIB
 # Added to the size of every body: handling a request costs as much as decoding these bytes.
 _BODY_BYTES: Final = 2 * KIB
-# A body up to this size never waits for a rest: rests exist for such bodies.
+# A body up to this size never waits for the end of a rest: rests exist for such bodies.
 _SMALL_BYTES: Final = 16 * KIB
-# After a turn that took longer, the larger bodies rest for this share of it.
+# After a turn that took longer than `_LONG_MS`, the larger bodies pause for this share of its time.
 _LONG_MS: Final = 2.0
 _REST_SHARE: Final = 0.25
 
@@ -44,7 +44,7 @@ class BodyTurns:
 
     @property
     def waiting(self) -> int:
-        """How many bodies wait."""
+        """The number of bodies that wait."""
         return len(self._waiting)
 
     def takes(self, size: int) -> bool:
@@ -71,11 +71,11 @@ class BodyTurns:
         return not self._taken_bytes or self._taken_bytes + size + _BODY_BYTES <= TURN_BYTES
 
     def _end_turn(self) -> None:
-        """Behind the bodies of a turn: go on with those that wait, after a rest if it was long."""
+        """After the bodies of a turn: start those that wait, after a rest if the turn was long."""
         took_ms = monotonic_ms() - self._began_ms
         self._taken_bytes = 0
         if self._is_resting:
-            # These were small bodies; the larger ones wait for the end of the rest.
+            # Small bodies used this turn; the larger ones wait for the end of the rest.
             return
         if took_ms > _LONG_MS:
             self._is_resting = True
@@ -95,5 +95,5 @@ class BodyTurns:
                 future.set_result(None)
         if self._taken_bytes and not is_begun:
             self._began_ms = monotonic_ms()
-            # Behind the wakes of those that were just told.
+            # Schedule this after the tasks that were just woken.
             asyncio.get_running_loop().call_soon(self._end_turn)

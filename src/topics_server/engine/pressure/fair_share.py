@@ -1,10 +1,10 @@
 """Picks the waiting topic that was served longest ago. Pure.
 
 Owns the order in which waiting topics get the share of service that ignores priority. A ticket
-gives a topic its place in this order: the topic takes a new, highest ticket when it begins to wait
-and whenever one of its requests is served. So the lowest ticket belongs to the topic that was
+number gives a topic its place in this order: the topic gets a new, highest number when it begins to
+wait and whenever one of its requests is served. So the lowest ticket belongs to the topic that was
 served longest ago. A topic whose last waiting request is refused keeps its ticket for `KEPT_MS`: a
-client that returns after `Retry-After` continues from its old place, and each try brings it nearer
+client that returns after `Retry-After` continues from its old place, and each further try is nearer
 to the front. Called by `engine/pressure/wait_queue`.
 """
 
@@ -49,7 +49,7 @@ class FairShare:
         return len(self._topics)
 
     def join(self, name: str, now_ms: float) -> None:
-        """A request of a topic begins to wait."""
+        """Add a request of a topic that begins to wait."""
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = _Topic(name, self._ticket_of(name, now_ms))
@@ -57,14 +57,14 @@ class FairShare:
         topic.waiting += 1
 
     def serve(self, name: str) -> None:
-        """A waiting request of a topic is served: its next one gets the highest ticket."""
+        """Remove a served request of a topic, and give the topic the highest ticket."""
         topic = self._topics[name]
         self._tickets += 1
         topic.ticket = self._tickets
         self._drop_one(topic)
 
     def refuse(self, name: str, now_ms: float) -> None:
-        """A waiting request of a topic is refused; after the last one the ticket is kept."""
+        """Remove a refused request of a topic; the last one leaves the ticket kept."""
         topic = self._topics[name]
         if topic.waiting == 1:
             self._kept.pop(name, None)
@@ -74,7 +74,7 @@ class FairShare:
         self._drop_one(topic)
 
     def first(self) -> str | None:
-        """The topic that was served longest ago; None if none waits."""
+        """The waiting topic that was served longest ago; None if no topic waits."""
         order = self._order
         while order:
             ticket, _, topic = order[0]
@@ -106,6 +106,6 @@ class FairShare:
         heapq.heappush(self._order, self._row(topic))
 
     def _row(self, topic: _Topic) -> tuple[int, int, _Topic]:
-        # Topics have no order: the second number separates two rows with the same ticket.
+        # Topics cannot be compared: the second number orders two rows with the same ticket.
         self._rows += 1
         return (topic.ticket, self._rows, topic)

@@ -1,6 +1,6 @@
 """A topic's priority: manual, or fading with its last read. Pure.
 
-Called by the store for topic state; later by the scheduler under pressure.
+Called by the store for topic states, and by the throttle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HALF_LIFE_MS: Final = 30_000
 
 
 def effective_priority(config: TopicConfig, last_read_ts: int | None, now_ms: int) -> int:
-    """The manual priority if set; else 500, halved for every 30 s since the last read; 0 if never.
+    """The manual priority if set; else 500, halved every 30 s after the last read; 0 if never read.
 
     A topic that has opted out of the automatic priority has 0 as well.
     """

@@ -1,14 +1,14 @@
 """The throttle (§0.6): under pressure requests wait by priority or get 429.
 
-Pressure is measured: how late a timer fires (the loop is busy) and how many bytes wait for the
-disk. Without pressure, `is_active` is False and requests start at once. Under pressure, a request
-that would start work joins the wait queue (`engine/pressure/wait_queue`). Each loop turn starts as
-many waiting requests as fit into a slice, the most urgent first: loop turns stay short, and an
-urgent request waits at most one slice behind any load. One request in ten comes from the topic that
-was served longest ago, so that no topic starves (`docs/decisions/0064-fair-share.md`). The
-throughput does not drop: a request is refused only when the work before it takes longer than its
-time limit. Measurements, and why there is no fixed limit: `docs/decisions/0030-throttle.md`. Made
-by `node`; called by `api/records/handlers`, `api/queues/handlers`, `api/websocket/handlers`.
+Two measurements show pressure: how late a timer fires (the loop is busy), and how many bytes wait
+for the disk. Without pressure, `is_active` is False and requests start at once. Under pressure, a
+request that would start work joins the wait queue (`engine/pressure/wait_queue`). Each loop turn
+starts as many waiting requests as fit into a slice, the most urgent first: loop turns stay short,
+and an urgent request waits at most one slice behind any load. One request in ten comes from the
+topic that was served longest ago, so that no topic starves (`docs/decisions/0064-fair-share.md`).
+The throughput does not drop: a request is refused only when the work before it takes longer than
+its time limit. Measurements, and why there is no fixed limit: `docs/decisions/0030-throttle.md`.
+Made by `node`; called by `api/records/handlers`, `api/queues/handlers`, `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import LOOP_WRITE_BYTES_MAX, MIB, PRIORITY_MAX
 
 TICK_S: Final = 0.02
-# While no tick is late the interval grows, up to this many times: an idle server need not wake up
-# fifty times a second. The first late tick restores the short interval.
+# While no tick is late the interval grows, up to this many times, because an idle server need not
+# wake up fifty times a second. The first late tick restores the short interval.
 _TICK_STRETCH_MAX: Final = 8
 # Mean lateness of the tick, in ms: pressure begins above it and ends below it.
 LAG_MS: Final = 4.0
 _EASY_MS: Final = 1.0
-# Shorter waits come from the wait queue itself: a dozen clients that retry at once keep some
-# requests waiting for ever.
+# Shorter waits are caused by the wait queue itself: a dozen clients that retry at once always keep
+# some requests waiting.
 _EASY_WAIT_MS: Final = 10.0
 # The weight of a new measurement in the mean.
 _SHARE: Final = 0.25
@@ -40,20 +40,21 @@ _EASY_TICKS: Final = 50
 # The most urgent requests of one loop turn that start without waiting.
 _PASSING_MAX: Final = 4
 # Time for starting work in one loop turn, in ms. A short slice keeps the turns short for urgent
-# requests, and costs throughput: few appends share a group. The slice is a long one after so many
-# ticks without a request that was more urgent than most.
+# requests, but costs throughput, because fewer appends share a group. The long slice is used after
+# this many ticks without a request that was more urgent than most.
 _SLICE_MS: Final = 0.15
 _LONG_SLICE_MS: Final = 1.0
 _URGENT_TICKS: Final = 25
-# A request is urgent if its priority is this much above that of most; fading ones differ by less.
+# A request is urgent if its priority is this much above that of most requests; automatic priorities
+# differ by less.
 _URGENT_ABOVE: Final = 10
 # Time for sending refusals in one loop turn, in ms.
 _REFUSING_MS: Final = 0.2
 # Estimated cost of work that is started by waking a task: fixed, and per byte.
 _TASK_MS: Final = 0.15
 _BYTE_MS: Final = 2e-5
-# Bytes waiting for the disk: pressure begins at the first number; above the second no work is
-# started.
+# Bytes that wait for the disk: pressure begins at the first number; above the second number no work
+# is started.
 BACKLOG_BYTES: Final = 4 * MIB
 _BACKLOG_FULL_BYTES: Final = LOOP_WRITE_BYTES_MAX // 2
 _LOOK_AGAIN_S: Final = 0.002
@@ -61,7 +62,7 @@ _LOOK_AGAIN_S: Final = 0.002
 WAITING_BYTES_MAX: Final = 64 * MIB
 WAITING_MAX: Final = 4096
 MAX_WAIT_MS: Final = 250.0
-# `Retry-After`, ms: spread, so that clients do not return together.
+# `Retry-After` in ms: the values are spread, so that clients do not return together.
 _RETRY_MS: Final = 500
 _RETRY_SPREAD_MS: Final = 1000
 _GOLDEN: Final = 0.618033988749895
@@ -79,8 +80,8 @@ class Throttle:
     """The pressure on one server, and the requests that wait.
 
     Metrics: `lag_ms` is the mean lateness of the loop; `queued_total` counts requests that had to
-    wait, `throttled_total` those that were refused (`late`: their time was over; `full`: too much
-    waited); `pressure` is 0 to 1; `threshold` is the priority from which work starts at once;
+    wait, `throttled_total` refused ones (`late`: their time was over; `full`: too much waited);
+    `pressure` is 0 to 1; `threshold` is the priority from which on work starts at once;
     `has_urgent` tells whether requests that are more urgent than most came lately.
     """
 
@@ -102,7 +103,7 @@ class Throttle:
         self._backlog_bytes = backlog_bytes
         self._easy_ticks = 0
         self._passed = 0
-        # Requests since the last tick by their priority, and the priority of most before it.
+        # The requests since the last tick by priority, and the priority of most requests before it.
         self._asked: dict[int, int] = {}
         self._usual_priority = -PRIORITY_MAX
         self._urgent_ticks = _URGENT_TICKS
@@ -122,7 +123,7 @@ class Throttle:
         self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def watch_backlog(self, backlog_bytes: Callable[[], int]) -> None:
-        """Take the bytes that wait for the journal into account from now on."""
+        """Include the bytes that wait for the journal in the measurement from now on."""
         self._backlog_bytes = backlog_bytes
 
     def close(self) -> None:
@@ -160,7 +161,7 @@ class Throttle:
                 self._turn_to(is_active=False)
 
     def _judge_priorities(self) -> None:
-        """Once a tick: find the priority of most requests, and whether any was urgent beside it."""
+        """Once a tick: find the priority of most requests, and whether any was more urgent."""
         self._urgent_ticks = max(0, self._urgent_ticks - 1)
         asked = self._asked
         if asked:
@@ -180,7 +181,7 @@ class Throttle:
         return self._urgent_ticks > 0
 
     def press(self) -> None:
-        """Begin pressure without a measurement: one turn received more than one turn writes.
+        """Begin pressure without a measurement: one turn received more bytes than a turn writes.
 
         Later requests of the same turn already wait.
         """
@@ -195,7 +196,7 @@ class Throttle:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that wait for the disk, of the shard with the most."""
+        """The bytes that wait for the disk in the shard that has the most."""
         return self._backlog_bytes()
 
     @property
@@ -205,7 +206,7 @@ class Throttle:
 
     @property
     def pressure(self) -> float:
-        """How near the waiting requests are to being refused: 0 none waits, 1 some are refused."""
+        """How near the waiting requests are to a refusal: 0: none waits; 1: some are refused."""
         if not len(self.wait_queue):
             return 0.0
         wait_queue = self.wait_queue
@@ -220,7 +221,7 @@ class Throttle:
 
     @property
     def threshold(self) -> int | None:
-        """The priority above which no request waits longer than a slice; None: none waits."""
+        """The priority above which no request waits longer than a slice; None if none waits."""
         return self.wait_queue.top_priority
 
     # --- waiting ----------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class Throttle:
     def passes(self, name: str) -> bool:
         """Whether work on a topic may start without waiting: no waiting request is as urgent.
 
-        A few per loop turn may; the others join the wait queue.
+        Only a few requests of a loop turn may; the others join the wait queue.
         """
         if self._passed >= _PASSING_MAX:
             return False
@@ -250,7 +251,8 @@ class Throttle:
     def enqueue(self, name: str, size: int, *, must_run: bool = False) -> WaitingRequest:
         """Add a request of `size` bytes to the wait queue; set its `over` at once.
 
-        `must_run`: it is never refused. Otherwise it may be refused at `over`, see `refusal`.
+        `must_run`: the request is never refused. Otherwise it may be refused at `over`, see
+        `refusal`.
         """
         request = WaitingRequest(self.priority_of(name), size, must_run=must_run, topic=name)
         self.queued_total += 1
@@ -284,7 +286,7 @@ class Throttle:
     def _serve(self) -> None:
         """Start a slice of the waiting requests; the rest in later turns."""
         if not len(self.wait_queue):
-            # Every request that has passed this turn; none waits.
+            # All requests that started without waiting in this turn; no request waits.
             self._serving = None
             self._passed = 0
             return

@@ -2,16 +2,16 @@
 
 Nine of ten served requests are the most urgent ones; requests of equal priority are served in order
 of arrival, but small ones that arrive up to 25 ms after a large one go before it: otherwise a
-client that sends a MiB at a time keeps the disk busy for two or three of them before another client
-is served. The tenth is the oldest request of the topic that was served longest ago
-(`engine/pressure/fair_share`), whatever its priority, so a topic of low priority is served beside
-any flood of urgent requests. A request that is not served within `max_wait_ms` is refused, unless
-it must run.
+client that sends a MiB at a time keeps the disk busy for two or three of these requests before
+another client is served. The tenth is the oldest request of the topic that was served longest ago
+(`engine/pressure/fair_share`), whatever its priority, so that a topic of low priority is served
+even under a flood of urgent requests. A request that is not served within `max_wait_ms` is refused,
+unless it must run.
 
 Over budget, some requests are shed: their bytes are freed now, and the 429 is sent at their
-deadline, so that a client that retries at once is not answered at once. The newest requests of the
-least urgent topic are shed first, among topics that hold more than one `_LARGE_PART`th of the
-budget; if there is no such topic, the least urgent requests of all. Called by
+deadline, so that a client that retries at once is not answered at once. Among the topics that hold
+more than 1/`_LARGE_PART` of the budget, the newest requests of the least urgent one are shed first;
+if there is no such topic, the least urgent requests of all are shed. Called by
 `engine/pressure/throttle`.
 """
 
@@ -24,23 +24,24 @@ from typing import Final
 
 from topics_server.engine.pressure.fair_share import FairShare
 
-# One in this many served requests is of the topic that was served longest ago.
+# One in this many served requests belongs to the topic that was served longest ago.
 FAIR_EVERY: Final = 10
-# A topic that holds more than this part of the bytes or requests is shed before others.
+# Requests of a topic that holds more than 1/`_LARGE_PART` of the bytes or requests are shed before
+# others.
 _LARGE_PART: Final = 16
-# Served requests stay in the heaps until they reach the top; beyond this many they are swept.
+# Served requests stay in the heaps until they reach the top; beyond this number they are removed.
 _GONE_MAX: Final = 1024
-# For how long after a large request smaller ones of its priority go before it: ms a byte, and at
-# most. So long a MiB takes to be decoded and written, at worst.
+# Smaller requests of the same priority go before a large one if they arrive within this time after
+# it: ms for each byte, and the maximum. At worst, decoding and writing a MiB takes that long.
 _LATER_BYTE_MS: Final = 2e-5
 _LATER_MAX_MS: Final = 25.0
 
 
 class WaitingRequest:
-    """One waiting request. `over` is called when its wait ends: `is_refused` tells how.
+    """One waiting request. `over` is called when its wait ends; `is_refused` is set before.
 
     `size` is in bytes; times are of a monotonic clock, in ms; `cost_ms` is the estimated cost of
-    the work beside `over`.
+    the work that `over` starts.
     """
 
     __slots__ = (
@@ -72,7 +73,7 @@ class WaitingRequest:
 class _TopicQueue:
     """The requests of one topic that may still be served; `bytes` and `count` are their sums.
 
-    `refusable` holds those that need not run. Both may contain requests that are over, in the
+    `refusable` holds the requests that need not run. Both may contain finished requests in the
     middle.
     """
 
@@ -84,7 +85,7 @@ class _TopicQueue:
         self.refusable: deque[WaitingRequest] = deque()
 
     def trim(self) -> None:
-        """Remove requests at either end that are over."""
+        """Remove finished requests at either end."""
         for requests in (self.requests, self.refusable):
             while requests and _is_over(requests[0]):
                 requests.popleft()
@@ -92,7 +93,7 @@ class _TopicQueue:
                 requests.pop()
 
     def sweep(self) -> None:
-        """Remove all requests that are over."""
+        """Remove all finished requests."""
         self.requests = deque(request for request in self.requests if not _is_over(request))
         self.refusable = deque(request for request in self.refusable if not _is_over(request))
 
@@ -104,7 +105,7 @@ class WaitQueue:
         self.max_bytes = max_bytes
         self.max_waiting = max_waiting
         self.max_wait_ms = max_wait_ms
-        # Bytes and number of the requests that may still be served.
+        # The bytes and the number of the requests that may still be served.
         self.held_bytes = 0
         self.waiting = 0
         self.fair_total = 0
@@ -112,10 +113,11 @@ class WaitQueue:
         self._served = 0
         self._urgent: list[tuple[int, float, int, WaitingRequest]] = []
         self._least: list[tuple[int, int, WaitingRequest]] = []
-        # Requests that need not run.
+        # The requests that need not run.
         self._by_age: deque[WaitingRequest] = deque()
         self._topic_queues: dict[str, _TopicQueue] = {}
-        # Topics that hold a large part of the budget: few, as each holds one `_LARGE_PART`th.
+        # Topics that hold a large part of the budget: few, because each holds at least
+        # 1/`_LARGE_PART`.
         self._large: dict[str, _TopicQueue] = {}
         self._fair = FairShare()
         self._shed = 0
@@ -141,7 +143,7 @@ class WaitQueue:
             least.is_shed = True
             self._shed += 1
             self._let_go(least)
-            # Its ticket stays with the topic, because it is going to be refused.
+            # The topic keeps its ticket, because the request will be refused.
             self._fair.refuse(least.topic, now_ms)
             shed.append(least)
         return shed
@@ -162,7 +164,7 @@ class WaitQueue:
         return request
 
     def pop_late(self, now_ms: float) -> WaitingRequest | None:
-        """Remove and return the oldest request whose time is over, if any; to be refused."""
+        """Remove and return the oldest request whose time is over; the caller refuses it."""
         ages = self._by_age
         while ages and ages[0].is_gone:
             ages.popleft()
@@ -179,7 +181,7 @@ class WaitQueue:
         return request
 
     def oldest_ms(self, now_ms: float) -> float:
-        """How long the oldest request has waited."""
+        """The time for which the oldest request has waited, in ms."""
         oldest = next((request for request in self._by_age if not request.is_gone), None)
         return 0.0 if oldest is None else now_ms - oldest.came_ms
 
@@ -196,7 +198,7 @@ class WaitQueue:
         return urgent[0][3] if urgent else None
 
     def _longest_unserved(self) -> WaitingRequest:
-        """The oldest request of the topic that was served longest ago; at least one waits."""
+        """The oldest request of the topic that was served longest ago; at least one topic waits."""
         topic = self._fair.first()
         assert topic is not None
         queue = self._topic_queues[topic]
@@ -242,7 +244,7 @@ class WaitQueue:
         )
 
     def _let_go(self, request: WaitingRequest) -> None:
-        """Free the request's bytes; it can no longer be served."""
+        """Free the bytes of a request that can no longer be served."""
         self.held_bytes -= request.size
         self.waiting -= 1
         assert self.held_bytes >= 0 <= self.waiting
@@ -265,7 +267,7 @@ class WaitQueue:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget those that are gone."""
+        """Remove requests that are finished."""
         self._by_age = deque(request for request in self._by_age if not request.is_gone)
         self._gone = 0
         self._urgent = [row for row in self._urgent if not _is_over(row[3])]

@@ -3,7 +3,7 @@
 - `block_cache`: a cache of recently read segment blocks, bounded in bytes.
 - `backward`: plans reads from the end: the last records, and pages in descending order.
 - `exact_read`: finds and deletes exact seqs of a topic.
-- `filtered`: finds the rows of a segment, or of a block in memory, that a filter takes.
+- `filtered`: finds the rows of a segment, or of a block in memory, that pass a filter.
 - `page`: plans one page of a topic: cursor, gaps, filters, budgets.
 - `segment_reader`: reads payloads of sealed records off the loop and caches their blocks.
 - `topic_states`: builds a topic's state as clients see it (§1.2, §1.3).

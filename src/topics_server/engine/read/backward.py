@@ -1,8 +1,8 @@
 """Plans reads from the end: the last records of a topic, and pages in descending order. Pure.
 
-A page backwards holds the seqs below a cursor, newest first. Like a page forwards it never spans a
-hole and reports at most one gap, here the one directly below its cursor. The cost is that of the
-records on the page, not of the topic. Called by `engine/reads`.
+A backward page has the seqs below a cursor, newest first. Like a forward page it never spans a hole
+and reports at most one gap: the one directly below its cursor. The cost depends on the records of
+the page, not on those of the topic. Called by `engine/reads`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from topics_server.values.model import LossReason
 
 
 class BackwardPlan(msgspec.Struct, frozen=True):
-    """The seqs of a page, descending; everything from `next_before_seq` up was examined.
+    """The seqs of a page, descending; all seqs from `next_before_seq` up were examined.
 
-    `unsearched`: segments that have to be searched before the page can be planned.
+    `unsearched`: segments that must be searched before the page can be planned.
     """
 
     seqs: list[int]
@@ -35,7 +35,7 @@ class BackwardPlan(msgspec.Struct, frozen=True):
 
 
 def cursor_since(log: Log, since_ms: int) -> int:
-    """The cursor in front of the first record committed at a time or later.
+    """The cursor before the first record that was committed at a time or later.
 
     If all remaining records are younger, lost records may be younger as well: the reader
     begins at the start and gets their tombstone.
@@ -46,7 +46,7 @@ def cursor_since(log: Log, since_ms: int) -> int:
 
 
 def first_of_last(log: Log, count: int, upto_seq: int) -> int:
-    """The seq of the `count`-th live record from `upto_seq` down, or of the first live one."""
+    """The seq of the `count`-th live record from `upto_seq` down, or of the first live record."""
     assert count > 0
     for index in range(min(log.run_at(upto_seq), len(log.runs) - 1), -1, -1):
         run = log.runs[index]
@@ -66,7 +66,7 @@ def first_of_last(log: Log, count: int, upto_seq: int) -> int:
 def plan_backward(
     topic: Topic, request: BackwardRequest, now_ms: int, search: Search | None
 ) -> BackwardPlan:
-    """The page below `request.before_seq` of the topic now; changes nothing."""
+    """Plan the page below `request.before_seq` of the topic as it is now; changes nothing."""
     log = topic.log
     before = min(request.before_seq, log.head_seq + 1)
     first = request.after_seq + 1
@@ -160,7 +160,7 @@ class _Scan:
         if self._search is not None:
             return self._search.live_rows(run, row, end)
         if self._limit < end - row and not self._nodes:
-            # Only the rows at the end matter: no array of the whole run.
+            # Only the rows at the end matter, so make no array of the whole run.
             found: list[int] = []
             while len(found) < self._limit and (end := run.dead.rfind(0, row, end)) >= 0:
                 found.append(end)
@@ -168,7 +168,7 @@ class _Scan:
         return np.flatnonzero(np.frombuffer(run.dead, np.uint8)[row:end] == 0) + row
 
     def _take(self, run: Run, rows: Rows) -> int | None:
-        """Take rows from the end; the last examined seq if the page is full."""
+        """Take rows from the end; return the last examined seq if the page is full."""
         picked: list[int] = rows[::-1].tolist()
         for row in picked:
             if self._nodes and self._is_hidden(run, row):
@@ -190,7 +190,7 @@ class _Scan:
         return block.nodes[row] in self._nodes
 
     def _previous_segments(self, index: int, low: int) -> tuple[int, ...]:
-        """The segments to search together, from the run at `index` on downwards."""
+        """The segments to search together, from the run at `index` down."""
         assert self._search is not None
         found: list[int] = []
         while index >= 0 and len(found) < self._search.searched_next:

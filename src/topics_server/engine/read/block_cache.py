@@ -1,8 +1,8 @@
 """A cache of recently read segment blocks, bounded in bytes. Pure.
 
-A block is evicted least recently used first; a reader that holds one keeps it alive. Keys are
+The least recently used block is evicted first; a reader that holds a block keeps it alive. Keys are
 `(topic id, segment id, group)`, and ids are never reused; the blocks of a mended segment are
-forgotten. So nothing in here can outlive its meaning.
+removed. So no entry is ever out of date.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from topics_server.values.blocks import Block
 
 BlockKey = tuple[int, int, int]
 
-# Memory of a block beside its payload: columns, lists and the objects themselves, per record.
+# Memory of a block in addition to its payload, per record: columns, lists and objects.
 _OVERHEAD_BYTES = 48
 
 
@@ -27,14 +27,14 @@ class BlockCache:
         self._blocks: OrderedDict[BlockKey, Block] = OrderedDict()
 
     def get(self, key: BlockKey) -> Block | None:
-        """The block, now the most recently used; `None` if it must be read."""
+        """The block, which becomes the most recently used one; `None` if it must be read."""
         block = self._blocks.get(key)
         if block is not None:
             self._blocks.move_to_end(key)
         return block
 
     def has(self, key: BlockKey) -> bool:
-        """Whether the block is there, as far as another thread can tell."""
+        """Whether the block is cached; from another thread only an estimate."""
         return key in self._blocks
 
     def put(self, key: BlockKey, block: Block) -> None:
@@ -49,7 +49,7 @@ class BlockCache:
         assert self.held_bytes >= 0
 
     def forget(self, topic_id: int, segment_id: int) -> None:
-        """Forget the blocks of a segment: its damaged rows are blank in them."""
+        """Remove the blocks of a segment, in which its damaged rows are blank."""
         for key in [key for key in self._blocks if key[:2] == (topic_id, segment_id)]:
             self.held_bytes -= _cost(self._blocks.pop(key))
 

@@ -1,8 +1,8 @@
 """Finds and deletes exact seqs of a topic. Pure.
 
-Queues need this beside pages: jobs are handed out, read and deleted one by one. A seq with a
-pending delete counts as gone, so that two deletes never count it twice. Changes nothing; seqs come
-ascending and distinct. Called by the store and by `transfers`.
+Queues need this in addition to pages: jobs are leased, read and deleted one by one. A seq with a
+pending delete counts as deleted, so that two deletes never count it twice. Changes nothing; the
+given seqs are ascending and distinct. Called by the store and by `transfers`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from topics_server.values.entries import RecordsDeleted
 from topics_server.values.limits import BLOCK_RECORDS_MAX
 from topics_server.values.model import PayloadKind
 
-# A member of an enum costs a lookup.
+# Access to an enum member costs a lookup.
 _JSON: Final = PayloadKind.JSON
-# Commit time, node, tag, data and meta of a record, and whether its meta begins with a mark.
+# The commit time, node, tag, data and meta of a record, and whether its meta begins with a mark.
 Row = tuple[int, str | None, str | None, bytes, bytes, bool]
 
 
@@ -37,7 +37,7 @@ def is_live(log: Log, seq: int) -> bool:
 
 
 def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
-    """Those of these seqs that are live and have no pending delete."""
+    """The seqs that are live and have no pending delete."""
     log = topic.log
     runs = log.runs
     found: list[int] = []
@@ -64,7 +64,7 @@ def decide_delete_seqs(topic: Topic, seqs: Sequence[int], now_ms: int) -> Record
 
 
 def tail_rows(log: Log, seqs: Sequence[int]) -> list[Row] | None:
-    """The records of these live seqs, as they are in the tail; None if one is sealed."""
+    """The records of these live seqs, from the tail; None if one of them is sealed."""
     rows: list[Row] = []
     run: Run | None = None
     first, last = 0, -1
@@ -99,9 +99,9 @@ def row_of(block: Block, row: int) -> Row:
 
 
 def plan_rows(topic: Topic, seqs: Sequence[int], *, alone: bool = False) -> PagePlan:
-    """The live ones of these seqs as a page: pieces in order, each of one block.
+    """The live ones of these seqs as a page: pieces in order, each from one block.
 
-    `alone`: read few rows of a sealed group without the others, which no later read needs.
+    `alone`: read only a few rows of a sealed group, because no later read needs the others.
     """
     log = topic.log
     pieces: list[Piece | SealedPiece] = []
@@ -136,7 +136,7 @@ def _pieces_of(log: Log, run: Run, rows: list[int], *, alone: bool) -> list[Piec
 def _sealed_pieces(
     log: Log, run: SealedRun, rows: list[int], *, alone: bool
 ) -> list[Piece | SealedPiece]:
-    """One piece per group of rows that are fetched together; damaged rows are not fetched."""
+    """One piece for each group of rows that are fetched together; damaged rows are not fetched."""
     pieces: list[Piece | SealedPiece] = []
     groups: dict[tuple[int, int], list[int]] = {}
     for row in rows:

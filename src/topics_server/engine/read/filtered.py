@@ -1,4 +1,4 @@
-"""Finds the rows of a sealed segment, or of a block in memory, that a filter takes.
+"""Finds the rows of a sealed segment, or of a block in memory, that pass a filter.
 
 A segment is searched through its index: every leaf gives rows, which are combined as bits. The
 search blocks; `Fetcher.search` runs it off the loop. Pure. Called by `segment_reader`, `page` and
@@ -24,19 +24,19 @@ from topics_server.values.limits import (
 )
 from topics_server.values.model import TagMatch
 
-# Rows or blocks that one call of a thread reads; other calls have their turn in between.
+# The rows or blocks that one call on a thread reads; other calls may run in between.
 READ_TOGETHER: Final = 64
 
 TagSearch = Callable[[TagMatch], Sequence[int]]
-# Reads those of some rows of a segment that are read alone, until they have so many bytes.
+# Reads rows of a segment that are read alone, until they have the given number of bytes.
 RowsRead = Callable[[int, Sequence[int], int], Iterable[tuple[int, Block]]]
 _Bits = NDArray[Any]
 
 
 def search_segment(index: SealedIndex, wanted: Filter, find_tags: TagSearch) -> Rows:
-    """*Blocking.* The rows of a segment that pass; raises `StorageError` of its index."""
+    """*Blocking.* The rows of a segment that pass. Raises `StorageError` if the index fails."""
     if isinstance(wanted, TagLeaf) and len(wanted.matches) == 1 and not wanted.matches[0].is_prefix:
-        # The index has the rows of one tag as they are wanted: the cost is that of the matches.
+        # The index has the rows of one tag in this form: the cost depends only on the matches.
         return np.asarray(find_tags(wanted.matches[0]), np.int64)
     rows: Rows = np.flatnonzero(_bits(index, wanted, find_tags)).astype(np.int64)
     return rows
@@ -69,7 +69,7 @@ def _bits(index: SealedIndex, wanted: Filter, find_tags: TagSearch) -> _Bits:
 
 
 class Search:
-    """A filter and what was found of it so far, for one page.
+    """A filter and the results of its search so far, for one page.
 
     `found` has the rows of each searched segment: ascending, dead ones included. `ahead` has rows
     that were read with the search, by segment and row, each as a block (`expect`).
@@ -87,13 +87,13 @@ class Search:
 
     @property
     def matcher(self) -> Matcher:
-        """Decides records in memory; made for the first of them."""
+        """Decides records in memory; made when it is first needed."""
         if self._matcher is None:
             self._matcher = Matcher(self.wanted)
         return self._matcher
 
     def of_topic(self, topic_id: int) -> None:
-        """Bind the search to this topic; drop the results of an earlier topic of its name.
+        """Bind the search to this topic; drop the results of an earlier topic of the same name.
 
         Segments of both may have the same ids.
         """
@@ -104,28 +104,28 @@ class Search:
     def expect(
         self, cursor: int, rows: int, max_bytes: int = 0, *, is_backward: bool = False
     ) -> None:
-        """The next page has so many rows behind the cursor, or below it.
+        """Set how many rows the next page takes, after the cursor or below it.
 
-        A search ends with the segment in which they are complete, and reads those that it can read
-        alone, until they have `max_bytes`.
+        A search ends with the segment that completes these rows. It also reads those of them that
+        are read alone, until they have `max_bytes`.
         """
         self._cursor, self._is_backward = cursor, is_backward
         if self._wanted != (rows, max_bytes):
             self._wanted = self._left = rows, max_bytes
 
     def forget(self) -> None:
-        """Search again for the next page."""
+        """Discard the results: search again for the next page."""
         self.found.clear()
         self.ahead.clear()
         self._left = self._wanted
 
     def begin(self) -> None:
-        """A page is planned from here on."""
+        """Begin to plan a page."""
         self._began = 0 if self._matcher is None else self._matcher.spent
 
     @property
     def is_tired(self) -> bool:
-        """Whether the page ends here, as its filter has taken as much time as a page may."""
+        """Whether the page ends here because its filter has used up its time."""
         matcher = self._matcher
         return matcher is not None and matcher.spent - self._began >= PAGE_LOOKUPS_MAX
 
@@ -136,23 +136,23 @@ class Search:
 
     @property
     def searched_next(self) -> int:
-        """How many segments are searched together next: the first one often has enough."""
+        """How many segments to search together next: at first one, which often has enough rows."""
         if self._wanted[0]:
             return SEARCHED_AT_ONCE  # the search itself ends once it has enough
         return min(SEARCHED_AT_ONCE, max(1, 2 * len(self.found)))
 
     def take(self, run: SealedRun, rows: Rows, read: RowsRead) -> bool:
-        """*Blocking.* Note the rows of a segment; return whether the page needs no other segment.
+        """*Blocking.* Note the found rows of a segment; return whether the page needs no other one.
 
-        Liveness is a guess, because the loop goes on meanwhile: a page with a wrong guess searches
-        again and reads the missing rows.
+        Which rows are live is only a guess, because the loop continues meanwhile: after a wrong
+        guess the page searches again and reads the missing rows.
         """
         segment_id = run.segment_id
         left, bytes_left = self._left
         self.found[segment_id] = rows
         if not self._wanted[0]:
             return False
-        # More than are read, as some may be dead.
+        # Note more rows than are read, because some may be dead.
         most = 2 * min(max(left, 0), READ_TOGETHER)
         if self._is_backward:
             end = int(rows.searchsorted(self._cursor - run.first_seq))
@@ -174,9 +174,9 @@ class Search:
         return left <= count
 
     def few_rows(self, run: SealedRun, first_row: int, end_row: int, most: int) -> list[int] | None:
-        """The first `most` of the `live_rows` of a searched run, as a list; None: ask for all.
+        """The first `most` of the `live_rows` of a searched run, as a list; None: call `live_rows`.
 
-        For pages of a few records: nothing is counted by arrays.
+        For pages of a few records; makes no arrays.
         """
         if most > READ_TOGETHER:
             return None
@@ -185,12 +185,12 @@ class Search:
         near: list[int] = rows[start : start + most].tolist()
         dead = run.dead
         live = [row for row in near if row < end_row and not dead[row]]
-        # Rows that are left out make room for others.
+        # Rows that do not pass leave room for others.
         is_all = len(near) < most or len(live) == most or near[-1] >= end_row
         return live if is_all else None
 
     def live_rows(self, run: Run, first_row: int, end_row: int) -> Rows:
-        """The live rows of a range that pass, ascending; a sealed run must have been searched."""
+        """The live rows of a range that pass, ascending; a sealed run must be searched before."""
         if isinstance(run, SealedRun):
             rows = self.found[run.segment_id]
             low, high = np.searchsorted(rows, (first_row, end_row))

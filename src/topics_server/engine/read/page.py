@@ -1,10 +1,11 @@
 """Plans one page of a topic: cursor, gaps, filters, budgets. Pure.
 
 `plan_page` decides which rows belong to the page without touching payloads: rows of blocks in
-memory are pieces already, rows of sealed segments name the blocks to fetch. `complete` inserts the
-fetched blocks. Rules: a page never spans a hole and reports at most one gap, always in front of its
+memory become pieces, rows of sealed segments become fetches of blocks. `complete` inserts the
+fetched blocks. Rules: a page never spans a hole and reports at most one gap, always before its
 records; deleted and filtered records advance the cursor silently; the cursor is the last examined
-seq. The tombstone rule is only here (§3.3). Called by the store.
+seq. Only this module has the tombstone rule (§3.3). Called by `engine/reads`, `subscribe/`,
+`segment_reader` and `routers/`.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from topics_server.values.limits import (
 )
 from topics_server.values.model import LossReason
 
-# Up to so many rows of a group are read one by one.
+# Up to this many rows of a group are read one by one.
 FEW_ROWS: Final = 4
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False):
     """Rows `first_row .. end_row - 1` of a segment, to be read as one block.
 
-    An aligned group of `BLOCK_RECORDS_MAX` rows, cut at damaged rows, which is worth caching; or a
-    few rows of one, if the page has only those.
+    Either an aligned group of `BLOCK_RECORDS_MAX` rows, cut at damaged rows, which is worth
+    caching, or only a few rows of a group, if the page needs only these.
     """
 
     segment_id: int
@@ -49,7 +50,7 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
 
 
 class SealedPiece(msgspec.Struct, frozen=True, gc=False):
-    """Rows of a fetched block that belong to the page; row 0 is `fetch.first_row`."""
+    """The rows of a fetched block that belong to the page; row 0 is `fetch.first_row`."""
 
     fetch: Fetch
     rows: Sequence[int]
@@ -65,7 +66,7 @@ class PagePlan(msgspec.Struct, frozen=True):
     gap: Gap | None
     scanned: int
     epoch: int
-    # Segments that have to be searched for the filter before the page can be planned.
+    # Segments that must be searched for the filter before the page can be planned.
     unsearched: tuple[int, ...] = ()
 
     def fetches(self) -> list[Fetch]:
@@ -73,7 +74,7 @@ class PagePlan(msgspec.Struct, frozen=True):
         return [piece.fetch for piece in self.pieces if isinstance(piece, SealedPiece)]
 
     def fetched_blocks(self, page: Page) -> dict[Fetch, Block]:
-        """The blocks that were read for `page`, which was completed from this plan."""
+        """The blocks that were read for `page`, the page that this plan completed."""
         return {
             planned.fetch: piece.block
             for planned, piece in zip(self.pieces, page.pieces, strict=True)
@@ -81,7 +82,7 @@ class PagePlan(msgspec.Struct, frozen=True):
         }
 
     def wants(self, fetch: Fetch, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Whether the page has a row of these ranges (first, last) of the fetch's segment."""
+        """Whether the page needs a row in these ranges (first, last) of the fetch's segment."""
         return any(
             first <= fetch.first_row + row <= last
             for piece in self.pieces
@@ -92,7 +93,7 @@ class PagePlan(msgspec.Struct, frozen=True):
 
 
 def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
-    """The page, with every fetch of the plan read."""
+    """The page, made of the plan and the blocks of all its fetches."""
     pieces: list[Piece] = []
     for piece in plan.pieces:
         if isinstance(piece, SealedPiece):
@@ -118,10 +119,11 @@ def plan_page(
     upto_seq: int = SEQ_MAX,
     search: Search | None = None,
 ) -> PagePlan:
-    """The page after `request.from_seq` of the topic now; changes nothing.
+    """Plan the page after `request.from_seq` of the topic as it is now; changes nothing.
 
-    Seqs after `upto_seq` are not examined: a reader with strong consistency ends there. `search`
-    has what is known of the request's filter; the plan names the segments that it still needs.
+    Seqs after `upto_seq` are not examined: a reader with strong consistency stops there. `search`
+    has the results of the request's filter so far; the plan lists the segments that must still be
+    searched.
     """
     log = topic.log
     earliest = retention.first_unexpired(log, topic.config.ttl_ms, now_ms)
@@ -131,7 +133,7 @@ def plan_page(
     if hole is not None:
         last = min(last, hole.first_seq - 1)
     if gap is not None and seq < retention.expired_floor(log, topic.config.ttl_ms, now_ms):
-        # The records after the hole have expired: the next page reports that.
+        # The records after the hole have expired; the next page reports them.
         last = seq - 1
     nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
     scan = _Scan(log, request.limit, request.max_bytes, nodes, search)
@@ -169,7 +171,7 @@ def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap |
     if log.holes:
         hole = log.hole_at_or_after(seq)
         if hole is not None:
-            # A hole has its own reason: the next page reports it.
+            # A hole has its own reason, which the next page reports.
             last = min(last, hole.first_seq - 1)
     assert last >= seq
     return Gap(seq, last, only_reason(reasons), last - seq + 1), last + 1
@@ -243,7 +245,7 @@ class _Scan:
         return last
 
     def _takes_whole(self, run: Run, seq: int, last: int) -> bool:
-        """Take all rows of a frozen block, the common case: like `_take`, in one step."""
+        """Take all rows of a frozen block in one step, like `_take`: the common case."""
         count = len(run.dead)
         if (
             not isinstance(run, TailBlock)
@@ -263,7 +265,7 @@ class _Scan:
         return True
 
     def _over_dead(self, examined: int, last: int) -> int:
-        """If only deleted records follow, the cursor moves behind them at once."""
+        """If only deleted records follow, move the cursor past them at once."""
         return last if self.log.next_live(examined + 1) > last else examined
 
     def _hole_before(self, seq: int) -> int:
@@ -332,7 +334,7 @@ class _Scan:
         return stop
 
     def _take(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Rows of `row..end - 1` for the page, and the first row not examined."""
+        """The rows of `row..end - 1` for the page, and the first row that was not examined."""
         scan_end = min(end, row + PAGE_SCAN_SLOTS_MAX - self.scanned)
         is_plain = (
             not (self.nodes or self.search or run.has_damage)
@@ -349,7 +351,7 @@ class _Scan:
         return taken, stop
 
     def _take_plain(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Take an unbroken stretch by arithmetic."""
+        """Take an unbroken range of rows by arithmetic."""
         stop = min(end, row + self.limit)
         if row == 0 and stop == len(run.dead):
             weight = run.live_bytes
@@ -362,7 +364,7 @@ class _Scan:
         return range(row, stop), stop
 
     def _fitting(self, run: Run, row: int, stop: int) -> int:
-        """The last stop whose rows fit the remaining bytes; a page has at least one record."""
+        """The end of the rows that fit the remaining bytes; a page has at least one record."""
         low, high = row, stop
         while low < high:
             middle = (low + high + 1) // 2
@@ -373,7 +375,7 @@ class _Scan:
         return max(low, row + 1) if not self.pieces else low
 
     def _take_picked(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Take live rows that no filter leaves out, one by one."""
+        """Take the live rows that pass all filters, one by one."""
         if self.search is not None:
             rows = self.search.live_rows(run, row, end)
         else:
@@ -381,7 +383,7 @@ class _Scan:
         return self._pick(run, rows, row, end)
 
     def _pick(self, run: Run, rows: Rows, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Those of these live rows that fit, and the first row not examined."""
+        """The live rows that fit, and the first row that was not examined."""
         if self.nodes:
             rows = rows[_kept(run, rows, self.nodes)]
         stop = end
@@ -425,7 +427,7 @@ def _next_segments(log: Log, index: int, last: int, search: Search) -> tuple[int
 
 
 def _kept(run: Run, rows: Rows, nodes: frozenset[str]) -> Rows:
-    """Positions in `rows` whose record has another node, or none."""
+    """The positions in `rows` whose record has none of the omitted nodes."""
     if len(rows) == 0:
         return np.zeros(0, np.int64)
     if isinstance(run, SealedRun):
@@ -441,9 +443,9 @@ def _kept(run: Run, rows: Rows, nodes: frozenset[str]) -> Rows:
 def pieces_of_group(
     segment_id: int, first: int, end: int, rows: Sequence[int]
 ) -> list[Piece | SealedPiece]:
-    """The pieces of these rows, all in `first .. end - 1`: of the group, or each row alone.
+    """The pieces of these rows of `first .. end - 1`: from their group, or each row alone.
 
-    A page of rare rows would otherwise read and unpack hundreds of others for each of its own.
+    Otherwise a page of rare rows would read and unpack hundreds of other rows for each row.
     """
     if len(rows) > FEW_ROWS:
         return [SealedPiece(Fetch(segment_id, first, end), _shifted(rows, first))]

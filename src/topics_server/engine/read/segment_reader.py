@@ -1,7 +1,8 @@
 """Reads payloads of sealed records off the loop and caches their blocks.
 
 Turns a page plan into a page. Contains no rule of reading. A segment that was dropped between plan
-and read is not an error: the plan is made again. Called by `engine/store` only.
+and read is not an error: the plan is made again. Called by the modules of `engine` that read or
+search sealed records.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from topics_server.values.storage_types import Offload
 
 
 def _kind_of(fetch: Fetch) -> tuple[int, bool]:
-    """The segment, and whether it is read group by group."""
+    """The key of a fetch: its segment, and whether it is read group by group."""
     return fetch.segment_id, fetch.is_group
 
 
@@ -41,17 +42,17 @@ class Fetcher:
         self._segments = segments
         self._offload = offload
         self._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
-        # Called when damage was found in a topic: its next capture must include it.
+        # Called when damage was found in a topic: the topic's next capture must include the damage.
         self.on_moved: list[Callable[[int], None]] = []
-        # Called with topic and segment when damage was found, or a file could not be read.
+        # Called with topic and segment when damage was found or a file could not be read.
         self.on_damaged: list[Callable[[int, int], None]] = []
-        # How many segments were mended: blocks that were read before may have blank rows.
+        # The number of mended segments: blocks that were read before a mend may have blank rows.
         self._mended = 0
 
     def resident(
         self, topic: Topic, plan: PagePlan, held: Mapping[Fetch, Block] | None = None
     ) -> Page | None:
-        """The page of a plan if all of it is in memory: cached, or among the caller's blocks."""
+        """The page of a plan if all its blocks are in memory: in the cache or from the caller."""
         fetched: dict[Fetch, Block] = {}
         for piece in plan.pieces:
             if isinstance(piece, SealedPiece):
@@ -73,7 +74,7 @@ class Fetcher:
         return block
 
     def _cut(self, topic_id: int, fetch: Fetch) -> Block | None:
-        """A few rows of a group that is in memory."""
+        """The rows of a small fetch, cut from a group in memory."""
         group = fetch.first_row - fetch.first_row % BLOCK_RECORDS_MAX
         block = self._cache.get((topic_id, fetch.segment_id, group))
         if block is None or block.count < fetch.end_row - group:
@@ -85,8 +86,8 @@ class Fetcher:
     ) -> Page | None:
         """The page of a plan; `None` if the plan must be made again, or the topic is dropped.
 
-        `ahead`: rows that were read already, see `Search`. Raises `StorageError` when a segment
-        that is still listed cannot be read.
+        `ahead`: rows that were read before, see `Search`. Raises `StorageError` when a segment that
+        is still listed cannot be read.
         """
         wanted = plan.fetches()
         if not wanted:
@@ -117,12 +118,12 @@ class Fetcher:
         return None if mended != self._mended else complete(plan, fetched)
 
     def forget(self, topic_id: int, segment_id: int) -> None:
-        """The segment was mended: no block that was read before is used any more."""
+        """Discard all blocks of a mended segment that were read before."""
         self._mended += 1
         self._cache.forget(topic_id, segment_id)
 
     def _read_all(self, topic_id: int, wanted: Sequence[Fetch]) -> dict[Fetch, Block]:
-        """*Blocking.* The blocks of a page, up to the first that is not read without more ado."""
+        """*Blocking.* The blocks of a page, up to the first one whose read fails."""
         found: dict[Fetch, Block] = {}
         read, read_rows = self._segments.read, self._segments.read_rows
         for (segment_id, is_group), fetches in groupby(wanted, _kind_of):
@@ -158,7 +159,7 @@ class Fetcher:
                     return None
                 if plan.wants(fetch, damage.ranges):
                     return None  # deleted or evicted since the plan
-                # No reader gets these rows: they are evicted, deleted, or known as damaged.
+                # No reader gets these rows: they are evicted, deleted, or known to be damaged.
                 unwanted += damage.ranges
             except StorageError:
                 if self._has(topic, fetch.segment_id):
@@ -177,7 +178,7 @@ class Fetcher:
         return is_there and segment_id in topic.log.segment_ids()
 
     async def check(self, topic: Topic, segment_id: int, first_row: int, end_row: int) -> int:
-        """Read rows as for a reader, for the scrub; returns how many records were found lost.
+        """Read rows for the scrub, as for a reader; returns how many lost records were found.
 
         Raises `StorageError` when a segment that is still listed cannot be read.
         """
@@ -189,7 +190,7 @@ class Fetcher:
                 await self._offload.run(partial(self._segments.read, *at, end_row, tuple(unwanted)))
             except Damaged as damage:
                 self._note_damage(topic, segment_id, damage)
-                # Also damage of deleted records, which no reader meets.
+                # This includes damage of deleted records, which no reader notices.
                 self.note_broken(topic.topic_id, segment_id)
                 unwanted += damage.ranges
             except StorageError:
@@ -212,12 +213,12 @@ class Fetcher:
         return False
 
     def note_broken(self, topic_id: int, segment_id: int) -> None:
-        """Damage was found in a segment, or a file of it could not be read."""
+        """Report a segment with damage, or with a file that could not be read."""
         for callback in self.on_damaged:
             callback(topic_id, segment_id)
 
     def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:
-        """Whether the damage changes the page."""
+        """Note damage; return whether it changes the page."""
         if segment_id not in topic.log.segment_ids():
             return True
         count = sum(topic.note_damage(segment_id, *rows) for rows in damage.ranges)
@@ -240,7 +241,7 @@ class Fetcher:
     async def find_tags(
         self, topic_id: int, segment_ids: Sequence[int], match: TagMatch
     ) -> dict[int, Sequence[int]]:
-        """Rows by segment whose tag matches; dropped segments are left out."""
+        """Rows by segment whose tag matches; without dropped segments."""
 
         def search() -> dict[int, Sequence[int]]:
             found: dict[int, Sequence[int]] = {}
@@ -261,11 +262,11 @@ class Fetcher:
         return found
 
     async def search(self, topic: Topic, segment_ids: Sequence[int], search: Search) -> bool:
-        """Search segments for the rows that pass a filter; dropped segments are left out.
+        """Search segments, except dropped ones, for the rows that pass a filter.
 
-        Searches no further than the search expects, and reads the rows that it wants with it if
-        they are few. Returns whether the topic still
-        exists. Raises `StorageError` when a listed segment cannot be searched.
+        Searches only until there are as many rows as `search` expects, and also reads these rows if
+        they are few. Returns whether the topic still exists. Raises `StorageError` when a listed
+        segment cannot be searched.
         """
         topic_id, log = topic.topic_id, topic.log
         asked = set(segment_ids)
@@ -301,9 +302,9 @@ class Fetcher:
     def _read_alone(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
     ) -> Iterable[tuple[int, Block]]:
-        """*Blocking.* Those of these rows that a page reads alone, as far as they can be read.
+        """*Blocking.* Read those of these rows that a page reads alone; skip unreadable ones.
 
-        Groups in memory are left to the page, and so are those that it reads as a whole.
+        The page itself handles rows of groups in memory, and of groups that it reads as a whole.
         """
         groups = Counter(row // BLOCK_RECORDS_MAX for row in rows)
         alone = [
@@ -315,7 +316,7 @@ class Fetcher:
         if not alone:
             return ()
         try:
-            # There are fewer than rows if they have enough bytes.
+            # There are fewer blocks than rows if the blocks have enough bytes.
             blocks = self._segments.read_rows(topic_id, segment_id, alone, max_bytes)
             return zip(alone, blocks, strict=False)
         except StorageError:

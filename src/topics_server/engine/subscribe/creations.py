@@ -1,8 +1,8 @@
 """Readers that wait for topics that do not exist yet, by name and by prefix.
 
-They are notified of a new topic in later turns, a few readers at a time, so that no creation waits
-for its followers. Without waiting readers nothing is observed. Loop thread only.
-Used by `dispatcher` and by the streams.
+They are notified of a new topic in later turns, a few readers at a time, so that a creation does
+not wait for readers. While no reader waits, no entry is observed. Loop thread only. Used by
+`dispatcher` and by the streams.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.topic.applied import Applied
 from topics_server.values.entries import Entry, RecordsAppended, TopicPut
 
-# Readers called before other work of the turn goes on.
+# The maximum of readers that are called before other work continues.
 _CALLED_AT_ONCE: Final = 16
 
-# Takes the name of a topic that was created.
+# Called with the name of a created topic.
 PrefixWatcher = Callable[[str], None]
 
 
@@ -30,7 +30,7 @@ class Creations:
         self._begin = begin
         self._awaited: dict[str, dict[Cursor, Callable[[], None]]] = {}
         self._prefixes: dict[str, dict[PrefixWatcher, None]] = {}
-        # The lengths of the prefixes: a name is looked up once for each.
+        # The lengths of the prefixes: a name needs one look-up for each length.
         self._lengths: list[int] = []
 
     def wait(self, cursor: Cursor, arrived: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class Creations:
         self._awaited.setdefault(cursor.name, {})[cursor] = arrived
 
     def stop_waiting(self, cursor: Cursor) -> None:
-        """The reader left, or its topic was created."""
+        """Remove a reader that left, or whose topic was created."""
         waiting = self._awaited.get(cursor.name)
         if waiting is None or waiting.pop(cursor, None) is None:
             return
@@ -54,7 +54,7 @@ class Creations:
         self._lengths = sorted({*map(len, self._prefixes)})
 
     def stop_watching(self, prefix: str, watcher: PrefixWatcher) -> None:
-        """The reader left. Does nothing for an unknown watcher."""
+        """Remove a watcher whose reader left; an unknown watcher is ignored."""
         watchers = self._prefixes.get(prefix)
         if watchers is None or watcher not in watchers:
             return
@@ -84,18 +84,18 @@ class Creations:
                 self._begin(self._tell(name[:length], name))
 
     def _arrive(self, name: str) -> Iterator[int]:
-        """Call the readers that waited for a topic; yields now and then."""
+        """Call the readers that waited for a topic; yields regularly."""
         waiting = list(self._awaited.get(name, {}).items())
         for start in range(0, len(waiting), _CALLED_AT_ONCE):
             for cursor, arrived in waiting[start : start + _CALLED_AT_ONCE]:
-                # Otherwise the reader left, or began to wait again, while others were called.
+                # If this is false, the reader left or began to wait again while others were called.
                 if self._awaited.get(name, {}).get(cursor) is arrived:
                     self.stop_waiting(cursor)
                     arrived()
             yield start
 
     def _tell(self, prefix: str, name: str) -> Iterator[int]:
-        """Call the watchers of a prefix; yields now and then."""
+        """Call the watchers of a prefix; yields regularly."""
         watchers = list(self._prefixes.get(prefix, ()))
         for start in range(0, len(watchers), _CALLED_AT_ONCE):
             for watcher in watchers[start : start + _CALLED_AT_ONCE]:

@@ -42,11 +42,11 @@ class Cursor:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its topic does not exist yet."""
+        """Whether the cursor's topic does not exist yet."""
         return self.epoch == 0
 
     def arrive(self, topic_id: int, epoch: int) -> None:
-        """The topic was created: read it from its start."""
+        """Read the created topic from its start."""
         assert self.is_waiting
         assert self.seq == 0
         self.topic_id, self.epoch = topic_id, epoch

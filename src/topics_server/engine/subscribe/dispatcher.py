@@ -46,22 +46,23 @@ from topics_server.values.limits import SEQ_MAX
 
 # How long readers are pumped in one loop turn.
 _SLICE_MS: Final = 2.0
-# Small: the first readers' clients process their data while the others are served.
+# The slice is short, so that the clients of the first readers process their data while the others
+# are served.
 _DELIVERED_AT_ONCE: Final = 16
-# A broadcast group is sent a batch in one step, in a fraction of a slice: the maximum of members,
-# and of bytes to all of them.
+# The maximum of members of a broadcast group, and of bytes to all members: a batch is sent to the
+# group in one step, within a fraction of a slice.
 _GROUP_MAX: Final = 64
 _GROUP_BYTES_MAX: Final = 1024 * 1024
-# Distinct options that share an object.
+# The maximum of distinct options that are kept as shared objects.
 _OPTIONS_MAX: Final = 1024
-# Marks a position that no reader has asked for.
+# Marks a position for which no reader has requested a batch.
 _UNKNOWN: Final = EventBatch([], [], 0, more=False)
-# Batches kept for other readers that reach the same position.
+# The maximum of batches that are kept for other readers that reach the same position.
 _SHARED_MAX: Final = 512
 
 
 class TopicView(msgspec.Struct, frozen=True):
-    """A topic as a new subscriber sees it."""
+    """The facts of a topic for a new subscriber."""
 
     topic_id: int
     epoch: int
@@ -69,12 +70,12 @@ class TopicView(msgspec.Struct, frozen=True):
     earliest_seq: int
 
 
-# Bytes and their writers; written after the decisions of a turn are made.
+# Bytes and their writers; the writes happen after all decisions of a turn.
 Writes = list[tuple[Callable[[bytes], object], bytes]]
 
 
 class TopicReader(Protocol):
-    """One stream, as the dispatcher sees it."""
+    """The dispatcher's interface to one stream."""
 
     def notify(self, subscription: Subscription) -> None:
         """The subscription's topic changed, or its fetched batch is ready."""
@@ -89,12 +90,12 @@ class TopicReader(Protocol):
     ) -> bool:
         """Take a batch at once if nothing comes before it; returns whether it was taken.
 
-        `now`: of the monotonic clock, ms. The bytes to send are added to `writes`.
+        `now`: the time of the monotonic clock, ms. The bytes to send are added to `writes`.
         """
         ...
 
     def fail(self, subscription: Subscription, error: TopicsError | StorageError) -> None:
-        """The subscription's position cannot be read."""
+        """Report that the subscription's position cannot be read."""
         ...
 
 
@@ -124,8 +125,8 @@ def _write_alike(writers: Iterable[Callable[[bytes], object]], wire: bytes) -> N
 class _FollowedTopic:
     """The followers of one topic.
 
-    `apart`: those in no broadcast group, unless they rest. `tagged`: filtered ones at the head,
-    which are only `apart` while a record may concern them.
+    `apart`: followers in no broadcast group, except resting ones. `tagged`: filtered followers at
+    the head; they are in `apart` only while a record may concern them.
     """
 
     __slots__ = ("apart", "groups", "dispatcher", "is_changed", "members", "tagged", "topic_id")
@@ -177,10 +178,10 @@ class SubscriptionDispatcher:
         self._loop = asyncio.get_running_loop()
         self.creations: Final = Creations(commits, self._begin_pass)
 
-    # --- who follows ------------------------------------------------------------------------
+    # --- followers --------------------------------------------------------------------------
 
     def resolve(self, name: str) -> TopicView | None:
-        """The topic of a name, now."""
+        """The current topic of a name."""
         topic = self._registry.find(name)
         if topic is None:
             return None
@@ -188,17 +189,17 @@ class SubscriptionDispatcher:
         return TopicView(topic.topic_id, topic.epoch, topic.log.head_seq, earliest)
 
     def names(self, prefix: str, count: int, keep: Callable[[str], bool]) -> list[str]:
-        """The first `count` topics of a prefix that `keep` takes, in name order."""
+        """The first `count` topics of a prefix for which `keep` returns true, in name order."""
         topics, _ = self._registry.page(prefix, None, count, keep)
         return [topic.name for topic in topics]
 
     def name_of(self, topic_id: int) -> str | None:
-        """The name of a topic, unless it is gone."""
+        """The name of a topic; None if it was dropped."""
         topic = self._registry.get(topic_id)
         return None if topic is None else topic.name
 
     def lag_of(self, cursor: Cursor) -> int:
-        """Seqs of its topic behind a cursor; 0 if that topic is gone."""
+        """The number of seqs after a cursor; 0 if the cursor's topic was dropped."""
         topic = self._registry.get(cursor.topic_id)
         return 0 if topic is None else max(0, topic.log.head_seq - cursor.seq)
 
@@ -243,9 +244,9 @@ class SubscriptionDispatcher:
             self._unfollow_synced(topic_id)
 
     def join(self, subscription: Subscription, kind: object, member: Member) -> None:
-        """Add a reader to the broadcast group of its equals, until it calls `leave`.
+        """Add a reader to a broadcast group of equal readers, until it calls `leave`.
 
-        It follows only this topic, and its socket takes writes directly.
+        The reader follows only this topic, and its socket accepts direct writes.
         """
         if subscription.options.strong or subscription.options.matcher is not None:
             return  # its end depends on syncs too, or a batch may hold nothing for it
@@ -260,7 +261,7 @@ class SubscriptionDispatcher:
         del followed.apart[subscription]
 
     def leave(self, subscription: Subscription) -> None:
-        """The reader leaves its broadcast group, or the watchers of tags, if it is there."""
+        """Remove a reader from its broadcast group or from the watchers of tags."""
         group = subscription.cursor.shared_cursor
         if isinstance(group, TagWatchers):
             group.remove(subscription)
@@ -274,23 +275,23 @@ class SubscriptionDispatcher:
                 followed.groups.remove(group)
 
     def await_tags(self, subscription: Subscription) -> None:
-        """A filtered reader took all there is: leave it alone until a tag may concern it."""
+        """Let a filtered reader that has taken all records wait until a tag may concern it."""
         options = subscription.options
         if options.matcher is None or options.strong or not subscription.is_live:
             return
         followed = self._followed.get(subscription.topic.topic_id)
-        # It may have left, or rest.
+        # The reader may have left, or may be resting.
         is_apart = followed is not None and subscription in followed.apart
         if followed is not None and is_apart and followed.tagged.add(subscription):
             del followed.apart[subscription]
 
     def rest(self, subscription: Subscription) -> None:
-        """The reader's socket is full: it leaves its group and is not notified until `back`."""
+        """Stop notifying a reader whose socket is full, until `back`; it leaves its group."""
         self.leave(subscription)
         self._followed[subscription.topic.topic_id].apart.pop(subscription, None)
 
     def back(self, subscription: Subscription) -> None:
-        """The reader can take data again: notify it if there may be any."""
+        """Notify a reader that can take data again, if there may be any."""
         topic = subscription.topic
         followed = self._followed[topic.topic_id]
         reader = followed.apart[subscription] = followed.members[subscription]
@@ -299,7 +300,7 @@ class SubscriptionDispatcher:
             reader.notify(subscription)
 
     def forget(self, reader: TopicReader) -> None:
-        """The reader is gone; its subscriptions were removed."""
+        """Forget a reader that left; its subscriptions were removed before."""
         self._waiting.pop(reader, None)
 
     def _follow_synced(self, topic: Topic) -> None:
@@ -322,19 +323,19 @@ class SubscriptionDispatcher:
             self._notifier.notify(topic_id)
 
     def _begin_pass(self, calls: Iterator[int]) -> None:
-        """Go through these calls in later turns, a few at a time."""
+        """Make these calls in later turns, a few at a time."""
         self._passes.append(calls)
         self._schedule()
 
     # --- turns ------------------------------------------------------------------------------
 
     def changed(self, followed: _FollowedTopic) -> None:
-        """A topic changed: its readers are pumped in a later turn."""
+        """Pump the readers of a changed topic in a later turn."""
         self._changed.append(followed)
         self._schedule()
 
     def again(self, reader: TopicReader) -> None:
-        """The reader has more to take, or can take more."""
+        """Pump a reader again that has more to take, or can take more."""
         self._waiting[reader] = None
         self._schedule()
 
@@ -350,7 +351,7 @@ class SubscriptionDispatcher:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        # First of all: if the code below fails, the next change starts a turn again.
+        # Reset this first: if the code below fails, the next change starts a turn again.
         self._is_scheduled = False
         until_ms = self._clock.monotonic_ms() + _SLICE_MS
         changed, self._changed = self._changed, []
@@ -358,7 +359,7 @@ class SubscriptionDispatcher:
             followed.is_changed = False
             self._passes.append(self._deliver(followed))
         while self._passes and self._clock.monotonic_ms() < until_ms:
-            # A few members each; a finished pass is removed.
+            # Each pass handles a few members; a finished pass is removed.
             if next(self._passes[0], None) is None:
                 self._passes.popleft()
         self._pump_waiting(until_ms)
@@ -368,19 +369,19 @@ class SubscriptionDispatcher:
             self._shared.clear()
 
     def _deliver(self, followed: _FollowedTopic) -> Iterator[int]:
-        """Deliver to the followers of a changed topic; yields now and then.
+        """Deliver to the followers of a changed topic; yields regularly.
 
         Nearly all followers are live and at the same position. They get the same batch directly:
         each broadcast group as a whole, readers outside a group one by one. The others are pumped,
-        with all their subscriptions. A few readers are handled at a time, and written to after
-        that: alternating with the kernel's code would leave no cache warm.
+        with all their subscriptions. A few readers are handled at a time, and the writes to their
+        sockets follow: alternating with kernel code would lose the processor's caches.
         """
         for group in tuple(followed.groups):
             if group.members:  # else all left while others were served
                 self._send_to_group(group)
                 yield 0
         yield from self._wake_tagged(followed)
-        # Only now: it includes readers that left a group that was not served yet.
+        # Copy the list only now: it includes readers that left a group before the group was served.
         members = list(followed.apart.items())
         batches: dict[tuple[int, int], EventBatch | None] = {}
         batch: EventBatch | None = None
@@ -391,8 +392,8 @@ class SubscriptionDispatcher:
             try:
                 for subscription, reader in members[start : start + _DELIVERED_AT_ONCE]:
                     if subscription.is_live and not subscription.was_away:
-                        # Equal options are one object, and most readers are at the last one's
-                        # position.
+                        # Equal options are one object, and most readers are at the position of the
+                        # reader before.
                         if subscription.cursor.seq != seq or subscription.options is not options:
                             seq, options = subscription.cursor.seq, subscription.options
                             key = (seq, id(options))
@@ -412,7 +413,7 @@ class SubscriptionDispatcher:
             now_ms = self._clock.monotonic_ms()
 
     def _wake_tagged(self, followed: _FollowedTopic) -> Iterator[int]:
-        """Find the filtered readers that new records may concern; yields now and then."""
+        """Find the filtered readers that new records may concern; yields regularly."""
         tagged, is_done = followed.tagged, False
         while tagged.members and not is_done:
             topic = self._registry.get(followed.topic_id)
@@ -441,14 +442,15 @@ class SubscriptionDispatcher:
             for subscription in tuple(group.members):
                 self.leave(subscription)
             return
-        # Before the writes: a member that turns out to be full or gone leaves with this batch.
+        # Move the group before the writes: a member that is found to be full or gone leaves after
+        # this batch.
         group.seq = batch.end_seq
         if wire is not None:
             group.group_sent_ms = self._clock.monotonic_ms()
             _write_alike(group.writers, wire)
 
     def _resident(self, topic: Topic, position: ReaderPosition) -> EventBatch | None:
-        """The next batch for readers at a position, if there is one and memory holds all of it."""
+        """The next batch for readers at a position, if there is one and all of it is in memory."""
         if self._registry.get(topic.topic_id) is not topic:
             return None
         upto_seq = self._upto_seq(topic, position.options)
@@ -475,7 +477,7 @@ class SubscriptionDispatcher:
     def read(
         self, reader: TopicReader, subscription: Subscription, *, may_fetch: bool
     ) -> EventBatch | None:
-        """The subscription's next batch; `None` if it has to be read from disk.
+        """The subscription's next batch; `None` if it must be read from disk.
 
         Then, with `may_fetch`, `is_fetching` is set and `reader` is notified when the batch is
         ready; without it, nothing was started.
@@ -490,7 +492,7 @@ class SubscriptionDispatcher:
             fetched, subscription.fetched = subscription.fetched, None
             if fetched[0] == position:
                 read = fetched[1]
-                # This reader gets no notification of records committed while the batch was read.
+                # This reader is not notified of records that are committed while the batch is read.
                 is_behind = read.end_seq < min(topic.log.head_seq, upto_seq)
                 return read.before_more() if is_behind and not read.more else read
         batch = self._at(topic, position, upto_seq)
@@ -567,5 +569,5 @@ class SubscriptionDispatcher:
                 continue
             if batch is not None:
                 subscription.fetched = (position, batch)
-            # Without a batch something changed during the read: plan again.
+            # If there is no batch, something changed during the read: plan again.
             self._wake(reader, subscription)

@@ -1,4 +1,4 @@
-"""How far topics are synced, for `consistency: strong` (§7.2). Pure.
+"""Tracks how far topics are synced, for `consistency: strong` (§7.2). Pure.
 
 Kept only for topics with strong followers: per topic the applied heads that are not synced yet,
 each with the lsn of its entry. Records of an ephemeral topic are never synced and count at once.
@@ -15,7 +15,7 @@ from topics_server.engine.topic.topic import Topic
 
 
 class SyncedHeads:
-    """The synced seq of every followed topic. `synced_lsn(topic_id)`: of its shard."""
+    """The synced seq of every followed topic. `synced_lsn` returns that of a topic's shard."""
 
     __slots__ = ("_followed", "_synced_lsn")
 
@@ -35,7 +35,7 @@ class SyncedHeads:
         followed.readers += 1
 
     def unfollow(self, topic_id: int) -> None:
-        """One reader fewer."""
+        """Remove a reader."""
         followed = self._followed[topic_id]
         followed.readers -= 1
         if followed.readers == 0:
@@ -46,13 +46,13 @@ class SyncedHeads:
         return self._followed[topic_id].seq
 
     def note(self, topic_id: int, lsn: int) -> None:
-        """An entry of the topic was applied; the notifier follows if that moves its synced seq."""
+        """Note an applied entry; the notifier is called after this if the synced seq moves."""
         followed = self._followed.get(topic_id)
         if followed is not None:
             followed.note(lsn, self._synced_lsn(topic_id))
 
     def advance(self) -> list[int]:
-        """A shard was synced; returns the topics whose synced seq moved."""
+        """Note the sync of a shard; returns the topics whose synced seq moved."""
         return [
             topic_id
             for topic_id, followed in self._followed.items()
@@ -61,7 +61,7 @@ class SyncedHeads:
 
 
 class _Followed:
-    """One topic: its synced seq, and (lsn, head) of each entry applied since."""
+    """One topic: its synced seq, and (lsn, head) of each entry that was applied later."""
 
     __slots__ = ("readers", "seq", "topic", "unsynced")
 
@@ -85,7 +85,7 @@ class _Followed:
         if head == (unsynced[-1][1] if unsynced else self.seq):
             return
         if unsynced:
-            # A record that is never synced still comes after those that wait for a sync.
+            # A record that is never synced still comes after the records that wait for a sync.
             unsynced.append((unsynced[-1][0] if self.topic.is_ephemeral else lsn, head))
         elif self.topic.is_ephemeral or lsn <= synced_lsn:
             self.seq = head

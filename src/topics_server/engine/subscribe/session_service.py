@@ -1,8 +1,8 @@
 """Opens, finds, follows, expires and journals watch sessions.
 
-Watching is reading: when the journal refuses an entry, the session continues in memory, and only a
-restart would lose it. Only an opening waits for its entry. Called by `api/watch/handlers`; loop
-thread only.
+A watch session only reads: if the journal refuses an entry, the session continues in memory, and
+only a restart would lose its position. Only the opening of a session waits for its entry. Called by
+`api/watch/handlers`; loop thread only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WID_BYTES: Final = 16
 class WatchSessions:
     """The sessions of a server that has recovered. `max_sessions`: 0 is unlimited.
 
-    `ttl_ms`: how long a session lives without a stream.
+    `ttl_ms`: the lifetime of a session without a stream.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class WatchSessions:
         self._commits = commits
         self._clock = clock
         self._max_sessions = max_sessions
-        # Sessions of all keys with a prefix; 0 is unlimited.
+        # The maximum of sessions of all keys with a prefix; 0 is unlimited.
         self.max_per_prefix = max_per_prefix
-        # Number of sessions that each owner is opening now.
+        # The number of sessions that each owner is opening now.
         self._opening: Counter[str] = Counter()
         self.ttl_ms = ttl_ms
         self._is_draining = False
         self._is_closed = False
-        # Log a refusal once, until the journal takes an entry again.
+        # Whether a refusal was logged; reset when the journal accepts an entry again.
         self._is_refused = False
         table.finish_recovery(clock.now_ms())
 
@@ -80,11 +80,11 @@ class WatchSessions:
         prefixes: tuple[str, ...] = (),
         acks: Mapping[str, str] = MappingProxyType({}),
     ) -> WatchSession:
-        """A new session that starts at these cursors (it makes its own), safe from a kill.
+        """Open a session that starts at copies of these cursors; it survives a kill.
 
         `owner`, `wanted` as its filter, `prefixes` and `acks` are stored: see
-        `entries.SessionOpened`. `sharing`: for each prefix of its key, the owners that have it,
-        too. Raises `throttled` when a limit of sessions is reached.
+        `entries.SessionOpened`. `sharing`: for each prefix of the session's key, the owners that
+        also have this prefix. Raises `throttled` when a limit of sessions is reached.
         """
         now_ms = self._clock.now_ms()
         self._reclaim(now_ms)
@@ -125,7 +125,7 @@ class WatchSessions:
                 )
 
     async def _opened(self, ticket: Ticket, owner: str | None) -> None:
-        """Return when the opening is applied or has failed; until then it counts for its owner."""
+        """Return when the opening is applied or has failed; it counts for its owner."""
         if owner is None:
             await resolved(ticket)
             return
@@ -143,19 +143,20 @@ class WatchSessions:
         return self._table.find(wid)
 
     def begin(self, session: WatchSession) -> None:
-        """A stream of the session opened. Each has one `end`, even if another stream took over.
+        """Note an opened stream of the session. Each needs one `end`, even after a takeover.
 
-        A client that went back is journaled, so that a restart does not skip the records that it
-        reads again.
+        If the client went back, the position is journaled, so that a restart does not skip the
+        records that the client reads again.
         """
         if not self._table.begin(session):
-            # The older stream has moved it since; a snapshot at most has the new position.
+            # The older stream has moved the session since; only a snapshot may have the new
+            # position.
             session.noted = None
         now_ms = self._clock.now_ms()
         self._submit(SessionMoved(session.wid, now_ms, True, session.take_note()))
 
     def end(self, session: WatchSession) -> None:
-        """A stream of the session ended; its cursors stay where they are."""
+        """Note an ended stream of the session; its cursors keep their positions."""
         now_ms = self._clock.now_ms()
         if self._table.end(session, now_ms, is_cut=self._is_draining):
             self._submit(
@@ -163,11 +164,11 @@ class WatchSessions:
             )
 
     def drain(self) -> None:
-        """The server ends the streams from now on: the next start counts them as open."""
+        """From now on the server ends the streams; the next start counts them as open."""
         self._is_draining = True
 
     def close(self) -> None:
-        """The journal is about to close: nothing is written any more."""
+        """Write nothing any more: the journal is about to close."""
         self._is_closed = True
 
     def _reclaim(self, now_ms: int) -> None:
@@ -176,7 +177,7 @@ class WatchSessions:
             self._submit(SessionsClosed(expired, now_ms))
 
     def _submit(self, entry: SessionEntry) -> Ticket | None:
-        """Journal an entry; None if the journal does not take it."""
+        """Journal an entry; None if the journal refuses it."""
         if self._is_closed:
             return None
         try:

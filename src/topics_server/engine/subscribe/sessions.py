@@ -2,10 +2,12 @@
 
 A projection of the journal, except for positions: streams move the cursors of their session in
 place, and a capture stores them. When an entry about a session is staged, the session already has
-that state, so only replay changes anything; `WatchSession.lsn` distinguishes the two.
+that state, so applying it changes something only in replay; `WatchSession.lsn` distinguishes the
+two cases.
 
-Invariants: a session with a stream is never expired; `_idle` holds the others, longest unused
-first. Called by `session_service` (live), by commits and by recovery (apply). Loop thread only.
+Invariants: a session with a stream never expires; `_idle` has the other sessions, the longest
+unused one first. Called by `session_service` (live), by commits and by recovery (apply). Loop
+thread only.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from topics_server.values.storage_types import SESSIONS_PARTS, SessionImage, Ses
 _PART_CURSORS: Final = 1_000
 # Characters of a filter and of prefixes that count as one cursor when parts are sized.
 _CURSOR_CHARS: Final = 64
-# Most sessions share it.
+# Most sessions share this object.
 _NO_ACKS: Final[Mapping[str, str]] = MappingProxyType({})
 _NOTHING: Final = Applied()
 
@@ -44,9 +46,9 @@ class WatchSession:
 
     `is_streaming`: a stream is open, or was open when the server stopped. `is_restored`: a restart
     restored it, and no stream has opened since. `lsn`: the newest included entry. `noted`: a hash
-    of the positions journaled last, None if not known. `stream`: the connection that serves it now;
-    a new stream ends it; never journaled. `owner`, `filter`, `prefixes`, `acks`: see
-    `entries.SessionOpened`.
+    of the positions that were journaled last, None if unknown. `stream`: the connection that serves
+    the session now; a new stream ends it; never journaled. `owner`, `filter`, `prefixes`, `acks`:
+    see `entries.SessionOpened`.
     """
 
     __slots__ = (
@@ -93,11 +95,11 @@ class WatchSession:
         self.lsn = 0
         self.noted: int | None = None
         self.stream: object | None = None
-        # Two for a moment while one stream takes over from another.
+        # The number of streams: two for a moment while one stream replaces another.
         self.stream_count = 0
 
     def positions(self) -> list[CursorAt]:
-        """Where it stands now."""
+        """The session's current positions."""
         return [
             CursorAt(cursor.name, cursor.topic_id, cursor.epoch, cursor.seq)
             for cursor in self.cursors.values()
@@ -112,7 +114,7 @@ class WatchSession:
         return self.positions()
 
     def move(self, positions: Sequence[CursorAt]) -> None:
-        """Move to these positions; topics without one stay."""
+        """Move to these positions; topics without a new position keep theirs."""
         for at in positions:
             # Thousands of sessions follow the same topics: share one string per name.
             name = sys.intern(at.name)
@@ -129,7 +131,7 @@ class SessionTable:
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._staged: deque[tuple[int, bool]] = deque()
         self._applied_lsn = 0
-        # Sessions that are being opened: they count against the cap.
+        # The sessions that are being opened; they count against the limit.
         self.opening_count = 0
 
     def __len__(self) -> int:
@@ -164,7 +166,7 @@ class SessionTable:
         return session
 
     def begin(self, session: WatchSession) -> bool:
-        """A stream of the session opened; returns False if it took over from another one."""
+        """Note an opened stream of the session; returns False if it took over from another one."""
         assert self._sessions[session.wid] is session
         session.is_restored = False
         session.is_streaming = True
@@ -173,9 +175,10 @@ class SessionTable:
         return session.stream_count == 1
 
     def end(self, session: WatchSession, now_ms: int, *, is_cut: bool) -> bool:
-        """A stream of the session ended; returns whether it was the last one.
+        """Note an ended stream of the session; returns whether it was the last one.
 
-        `is_cut`: the server ended it to stop. Then the session still counts as streaming.
+        `is_cut`: the server ended the stream because it is stopping; the session still counts as
+        streaming.
         """
         assert session.stream_count > 0
         session.stream_count -= 1
@@ -188,14 +191,14 @@ class SessionTable:
         return True
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
-        """Forget the sessions without use for `ttl_ms`; returns their ids. Looks at few others."""
+        """Remove sessions that were unused for `ttl_ms`; returns their ids."""
         expired: list[str] = []
         while self._idle:
             wid = next(iter(self._idle))
             session = self._sessions[wid]
             assert session.stream_count == 0
             if session.last_used_ts > now_ms:
-                # The clock was set back: its age counts from now.
+                # The clock was set back: count the session's age from now.
                 session.last_used_ts = now_ms
                 self._idle.move_to_end(wid)
             elif now_ms - session.last_used_ts < ttl_ms:
@@ -267,7 +270,7 @@ class SessionTable:
     def capture(self) -> Iterator[bytes]:
         """See `projections.Projection`. Yields nothing while there is no session.
 
-        A session may be newer than the lsn of its part: its own lsn is exact.
+        A session may be newer than the lsn of its part; the session's own lsn is exact.
         """
         applied_lsn = self._applied_lsn
         images: list[SessionImage] = []
@@ -309,7 +312,7 @@ class SessionTable:
             self._keep(session)
 
     def finish_recovery(self, now_ms: int) -> None:
-        """After a restart no client is connected: streaming sessions count as used until now."""
+        """Count streaming sessions as used until now: after a restart no client is connected."""
         for session in self._sessions.values():
             session.is_restored = True
             if session.is_streaming:

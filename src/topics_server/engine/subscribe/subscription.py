@@ -1,9 +1,10 @@
 """The next batch of one reader of a topic. Pure.
 
-A `Subscription` is one topic followed by one stream. `plan` decides what to read for it;
-`build_batch` turns the page into an `EventBatch`. A batch depends only on the reader's position and
-options, so readers at the same position share the batch and its encoded frames. The rules of §7.5
-are here; the tombstone rule is in `engine/read/page`. Called by `dispatcher`.
+A `Subscription` is one topic followed by one stream. `plan` decides what to read for this
+subscription; `build_batch` turns the page into an `EventBatch`. A batch depends only on the
+reader's position and options, so readers at the same position share the batch and its encoded
+frames. This module has the rules of §7.5; the tombstone rule is in `engine/read/page`. Called by
+`dispatcher`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topics_server.values.limits import SEQ_MAX, SKIPPED_SLOTS_MAX
 from topics_server.values.model import LossReason
 
 FROM_SEQ_TOO_OLD: Final = "from_seq_too_old"
-# Losses that no client asked for. A reader that was away gets `from_seq_too_old` instead (§7.5).
+# Losses that no client requested. A reader that was away gets `from_seq_too_old` instead (§7.5).
 _INVOLUNTARY: Final = frozenset((LossReason.CAP, LossReason.TTL, LossReason.MIXED))
 
 
@@ -32,7 +33,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
     """How a topic is followed (§7.2); readers with equal options share encoded frames.
 
     `shown`: a sum of `json_cache.TAGS`, `META` and `DATA`. `strong`: deliver only synced records.
-    `matcher`: deliver only records that it takes.
+    `matcher`: deliver only records for which it returns true.
     """
 
     limit: int = 256
@@ -66,7 +67,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class CaughtUp(msgspec.Struct, frozen=True):
-    """The reader reached the head of the topic; from now on it is live."""
+    """The reader has reached the head of the topic; from now on it is live."""
 
     topic: str
     head_seq: int
@@ -84,7 +85,7 @@ Event = Records | Tombstone | CaughtUp | TopicDeleted
 
 
 class ReaderPosition(NamedTuple):
-    """Everything beside the topic that determines a reader's next batch."""
+    """Everything that determines a reader's next batch, except the topic."""
 
     topic_id: int
     from_seq: int
@@ -97,8 +98,8 @@ class EventBatch:
     """The next events for readers at one position.
 
     `seqs[i]` is the cursor after `events[i]`, `end_seq` the cursor after all of them. `more`: the
-    head is not reached. `is_last`: the topic was deleted. `encoded`: the batch's frames, by kind of
-    connection.
+    batch does not reach the head. `is_last`: the topic was deleted. `encoded`: the batch's frames,
+    by kind of connection.
     """
 
     __slots__ = ("end_seq", "events", "is_last", "more", "encoded", "seqs")
@@ -113,7 +114,7 @@ class EventBatch:
         self.encoded: dict[object, Any] = {}
 
     def before_more(self) -> EventBatch:
-        """These events, where the head is not reached any more: without `CaughtUp`."""
+        """The batch without `CaughtUp`: it does not reach the head any more."""
         count = len(self.events)
         if count and isinstance(self.events[-1], CaughtUp):
             count -= 1
@@ -125,10 +126,10 @@ class Subscription:
 
     `topic` is the incarnation that is read; the cursor may still name an older one. `was_away`: the
     reader was disconnected or slow, so losses are reported as `from_seq_too_old`. `is_live`: the
-    reader got caught-up and has not fallen behind since. `is_ready`: it waits for its turn.
-    `is_fetching`: its next batch is being read from disk; `fetched` holds the result.
+    reader received `CaughtUp` and has not fallen behind since. `is_ready`: the subscription waits
+    for its turn. `is_fetching`: its next batch is being read from disk; `fetched` holds the result.
     `group_sent_ms`: when its broadcast group was last sent a batch, in ms of the monotonic clock.
-    `reported_seq`: of a filtered one, the position that its client received last.
+    `reported_seq`: for a filtered subscription, the position that its client received last.
     """
 
     __slots__ = (
@@ -160,12 +161,13 @@ class Subscription:
     def position(self) -> ReaderPosition:
         """The reader's position now."""
         cursor, topic = self.cursor, self.topic
-        # A cursor of another incarnation counts as beyond any head: the tombstone rule applies.
+        # A cursor of another incarnation counts as a position beyond every head: the tombstone rule
+        # applies.
         from_seq = cursor.seq if cursor.topic_id == topic.topic_id else SEQ_MAX
         return ReaderPosition(topic.topic_id, from_seq, self.options, self.was_away, self.is_live)
 
     def move(self, batch: EventBatch, seq: int) -> None:
-        """The reader received this batch up to `seq`."""
+        """Move the cursor: the reader received this batch up to `seq`."""
         cursor, topic = self.cursor, self.topic
         cursor.topic_id, cursor.epoch, cursor.seq = topic.topic_id, topic.epoch, seq
         self.was_away = False
@@ -174,9 +176,10 @@ class Subscription:
     def must_tell(self, batch: EventBatch) -> bool:
         """Whether the client needs a frame with its new position after this batch.
 
-        Otherwise a reader of rare records would reconnect at a position that is long evicted, and
-        get tombstones of records that its filter excludes. Half of the limit is enough: readers
-        that were checked together for one of them are then not due again soon.
+        Otherwise a reader of rare records would reconnect at a position that was evicted long ago,
+        and get tombstones of records that its filter excludes. The threshold is half of the limit:
+        when one reader reaches the limit, readers that are checked with it report too, and are not
+        due again soon.
         """
         if self.options.matcher is None:
             return False
@@ -187,10 +190,10 @@ class Subscription:
 
 
 class Member(NamedTuple):
-    """How to reach one member of a broadcast group.
+    """The connection of one member of a broadcast group.
 
-    `writer` writes bytes to its socket, past all queues. `wire` encodes a batch; the bytes are the
-    same for all members.
+    `writer` writes bytes directly to the member's socket, past all queues. `wire` encodes a batch;
+    the bytes are the same for all members.
     """
 
     writer: Callable[[bytes], object]
@@ -201,9 +204,9 @@ class BroadcastGroup(SharedCursor):
     """Readers of one topic at one position that receive the same bytes together.
 
     All members are live, have the same `options` and connections of one `kind`. Sending to the
-    group neither reads nor changes a member: the group's `seq` is the position of all, and a member
-    whose socket cannot take more has left before. `group_sent_ms`: when the group was last sent a
-    batch.
+    group neither reads nor changes a member: the group's `seq` is the position of all members, and
+    a member whose socket accepts no more data has left before. `group_sent_ms`: when the group was
+    last sent a batch.
     """
 
     __slots__ = ("_writers", "kind", "members", "options", "group_sent_ms")
@@ -238,7 +241,7 @@ class BroadcastGroup(SharedCursor):
         )
 
     def add(self, subscription: Subscription, member: Member) -> None:
-        """From now on the reader receives batches with the group."""
+        """Add a reader, which then receives batches with the group."""
         assert subscription.is_live
         assert not subscription.was_away
         self.members[subscription] = member
@@ -246,7 +249,7 @@ class BroadcastGroup(SharedCursor):
         subscription.cursor.shared_cursor = self
 
     def remove(self, subscription: Subscription) -> None:
-        """The reader leaves; it continues alone from the group's position."""
+        """Remove a reader, which continues alone from the group's position."""
         del self.members[subscription]
         self._writers = None
         subscription.cursor.shared_cursor = None
@@ -255,7 +258,7 @@ class BroadcastGroup(SharedCursor):
 
 
 def search_of(position: ReaderPosition) -> Search | None:
-    """The search of sealed segments for readers at a position, if they want only some records."""
+    """The search of sealed segments for readers at a position, if they have a filter."""
     matcher = position.options.matcher
     return None if matcher is None else Search(matcher.wanted, matcher)
 
@@ -267,9 +270,9 @@ def plan(
     now_ms: int,
     search: Search | None = None,
 ) -> PagePlan:
-    """The read for readers at a position; `upto_seq` is the last synced seq if `strong`.
+    """Plan the read for readers at a position; `upto_seq` is the last synced seq if `strong`.
 
-    `search`: the result of `search_of`, with the segments that were searched since.
+    `search`: the result of `search_of`, with the results of later searches.
     """
     options = position.options
     request = ReadRequest(position.from_seq, options.limit, options.max_bytes, options.nodes)

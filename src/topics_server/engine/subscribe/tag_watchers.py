@@ -1,8 +1,9 @@
 """Filtered readers at the head of a topic, found by the tags that they wait for.
 
-An append looks its tags up once, whatever the number of readers: those that no tag concerns share
-one cursor, which moves past the new records for all of them. A reader that may want a record leaves
-with its position before it, and is read for as any other. Loop thread only. Used by `dispatcher`.
+The tags of an append are looked up once, whatever the number of readers: readers that no tag
+concerns share one cursor, which moves past the new records for all of them. A reader that may want
+a record leaves with a position before that record, and is then served like any other reader. Loop
+thread only. Used by `dispatcher`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from topics_server.engine.subscribe.cursors import SharedCursor
 from topics_server.engine.subscribe.subscription import Subscription
 from topics_server.values.limits import SKIPPED_SLOTS_MAX
 
-# Blocks looked through in one step: about a millisecond.
+# The number of blocks that are examined in one step: about a millisecond.
 _BLOCKS_AT_ONCE: Final = 64
 
 
@@ -31,13 +32,13 @@ class TagWatchers(SharedCursor):
         self.members: dict[Subscription, None] = {}
         self._by_tag: dict[str, dict[Subscription, None]] = {}
         self._by_prefix: dict[str, dict[Subscription, None]] = {}
-        # The lengths of the prefixes: a tag is looked up once for each.
+        # The lengths of the prefixes: a tag needs one look-up for each length.
         self._lengths: list[int] = []
-        # The position from which the members' clients were last told theirs, at the earliest.
+        # The lowest position that was last reported to a member's client.
         self._reported_seq = 0
 
     def add(self, subscription: Subscription) -> bool:
-        """Wait for the tags of a reader's filter; False if it names none, or is elsewhere."""
+        """Add a reader by its filter's tags; False if it has none or another position."""
         cursor, matcher = subscription.cursor, subscription.options.matcher
         if matcher is None or matcher.tags is None:
             return False
@@ -57,7 +58,7 @@ class TagWatchers(SharedCursor):
         return True
 
     def remove(self, subscription: Subscription) -> None:
-        """The reader goes on alone from the position of all."""
+        """Remove a reader, which continues alone from the shared position."""
         del self.members[subscription]
         matcher = subscription.options.matcher
         assert matcher is not None
@@ -80,8 +81,8 @@ class TagWatchers(SharedCursor):
     def advance(self, log: Log) -> tuple[list[Subscription], bool]:
         """Move past new records; returns the readers that left, and whether the head is reached.
 
-        A reader leaves in front of records that may pass its filter, or behind so many others that
-        its client is due a frame with the position.
+        A reader leaves before records that may pass its filter, or after so many others that its
+        client must get a frame with its position.
         """
         woken: dict[Subscription, None] = {}
         seq, runs = self.seq, log.runs

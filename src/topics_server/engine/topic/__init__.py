@@ -9,9 +9,9 @@
 - `quotas`: server-wide limits over all topics (§11).
 - `registry`: all topics by name and id, their epochs and totals.
 - `retention`: computes how far caps and TTL move the floor.
-- `sealed_files`: what a topic knows of its sealed files: flips, digests, generation.
+- `sealed_files`: the facts about a topic's sealed files: flips, digests, generation.
 - `staging`: one topic's queue of decided entries that are not applied yet.
 - `stream_facts`: the stream state of one topic.
 - `topic`: the state of one topic: log, staged entries, sealed files.
-- `writes/`: what each kind of write may do to a topic, and what it changes.
+- `writes/`: decides each kind of write on a topic, and applies it.
 """

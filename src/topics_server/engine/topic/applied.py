@@ -12,11 +12,11 @@ Flips = dict[int, "array[int]"]
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """The effects of applying one entry beside the changed state.
+    """The effects of applying one entry, other than the changed state.
 
-    `flips`: sealed rows newly deleted, by segment, to be flipped on disk (they are pending in the
-    topic too). `dead_segments`: those without a live record, see `seal_plan.plan_drops`. `notify`:
-    readers may find something new.
+    `flips`: by segment, the newly deleted sealed rows whose flags must be set on disk (the topic
+    has them as pending too). `dead_segments`: the segments without a live record, see
+    `seal_plan.plan_drops`. `notify`: readers may find something new.
     """
 
     notify: bool = False
@@ -30,7 +30,7 @@ NOTIFY: Final = Applied(notify=True)
 
 
 class RouterCursor(msgspec.Struct):
-    """A router's progress into this topic: it examined its source up to `seq`; number of copies."""
+    """A router's progress: it has examined its source up to `seq`, and made this many copies."""
 
     seq: int
     copy_count: int = 0

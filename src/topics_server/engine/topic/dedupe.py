@@ -1,8 +1,9 @@
 """The idempotency keys of one topic.
 
-A key in flight never expires; after its append is applied it counts until the window has passed,
-judged when the next append with that key is decided. Bounded by `DEDUPE_KEYS_PER_TOPIC_MAX`: the
-oldest keys go first. Called by `engine/topic/topic.py` and `engine/background/capture.py`.
+A key in flight never expires. After its append is applied, the key is valid until the window has
+passed; this is checked when the next append with that key is decided. Bounded by
+`DEDUPE_KEYS_PER_TOPIC_MAX`: the oldest keys are removed first. Called by `engine/topic/topic.py`
+and `engine/background/capture.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import msgspec
 
 from topics_server.values.limits import DEDUPE_KEYS_PER_TOPIC_MAX
 
-# Keys whose window has passed that one call lets go, beside as many as it brings: after a pause
-# there may be a million of them. They count no more, whether they are here or not.
+# One call removes at most this many expired keys, plus as many as it adds: after a pause there may
+# be a million of them. An expired key has no effect, whether it was removed or not.
 _FORGOTTEN_MAX: Final = 256
-# Places of keys that are gone, in front of the others.
+# The maximum of places of removed keys before the other places.
 _GONE_MAX: Final = 1_024
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """An earlier append: its seqs; `staged_lsn` while it is in flight.
+    """An earlier append: its seqs; `staged_lsn` is set while it is in flight.
 
-    `seqs`: of a call with a key for each record, the seq of each; others may lie between.
+    `seqs`: for a call with a key for each record, the seq of each; they may have gaps.
     """
 
     first_seq: int
@@ -36,8 +37,8 @@ class Duplicate(msgspec.Struct, frozen=True):
 class _Order:
     """Keys in the order of their last use.
 
-    A dictionary has an order, too, but its first item is behind the places of all that were removed
-    before it: letting go n keys takes n * n steps.
+    A dictionary has an order too, but finding its first item means passing the places of all items
+    that were removed before it: removing n keys would take n * n steps.
     """
 
     __slots__ = ("_first", "_keys", "_moved")
@@ -45,17 +46,17 @@ class _Order:
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = list(keys)
         self._first = 0
-        # Keys that were used again: how many of their places are void.
+        # For keys that were used again: how many of their places are void.
         self._moved: dict[str, int] = {}
 
     def add(self, key: str, *, is_again: bool) -> None:
-        """Note that a key was used last. `is_again`: it has a place already."""
+        """Note that a key was used last. `is_again`: the key has a place already."""
         self._keys.append(key)
         if is_again:
             self._moved[key] = self._moved.get(key, 0) + 1
 
     def first(self) -> str:
-        """The key that was used before all others. There is one."""
+        """The key whose last use is the oldest; there must be a key."""
         while self._moved and (key := self._keys[self._first]) in self._moved:
             self._moved[key] -= 1
             if not self._moved[key]:
@@ -64,7 +65,7 @@ class _Order:
         return self._keys[self._first]
 
     def remove_first(self) -> None:
-        """The key that `first` gave is gone."""
+        """Remove the key that `first` returned."""
         keys = self._keys
         keys[self._first] = ""
         self._first += 1
@@ -81,11 +82,11 @@ class KeyMemory:
     def __init__(self) -> None:
         self.in_flight: dict[str, Duplicate] = {}
         self.remembered: dict[str, tuple[int, int, int]] = {}
-        # None until a key is remembered: most topics have none.
+        # None until the first key: most topics have no keys.
         self._order: _Order | None = None
 
     def restore(self, keys: Mapping[str, tuple[int, int, int]]) -> None:
-        """The keys of a snapshot, oldest first; nothing is remembered yet."""
+        """Restore the keys of a snapshot, oldest first; no key is remembered yet."""
         assert not self.remembered
         if keys:
             self.remembered.update(keys)
@@ -102,16 +103,16 @@ class KeyMemory:
         return Duplicate(known[0], known[1])
 
     def stage(self, key: str, first_seq: int, count: int, lsn: int) -> None:
-        """The append of this key is in flight."""
+        """Note that the append of this key is in flight."""
         assert key not in self.in_flight
         self.in_flight[key] = Duplicate(first_seq, count, lsn)
 
     def undo(self, key: str) -> None:
-        """The append of this key failed: the key is free again."""
+        """Free the key again: its append has failed."""
         del self.in_flight[key]
 
     def remember(self, key: str, first_seq: int, count: int, ts: int, window_ms: int) -> None:
-        """The append of this key is applied; keys whose window has passed at `ts` are let go."""
+        """Remember the key of an applied append; remove keys whose window has passed at `ts`."""
         self.in_flight.pop(key, None)
         order = self._order
         if order is None:
@@ -123,7 +124,7 @@ class KeyMemory:
         self._forget_before(order, key, 1, ts, window_ms)
 
     def _forget_before(self, order: _Order, key: str, added: int, ts: int, window_ms: int) -> None:
-        """Remove keys over the bound, and some whose window has passed, but none behind `key`."""
+        """Remove keys over the bound and some expired ones, but none that is newer than `key`."""
         remembered = self.remembered
         left = added + _FORGOTTEN_MAX
         while (oldest := order.first()) != key:
@@ -138,7 +139,7 @@ class KeyMemory:
     # -- a key for each record: thousands in one step ------------------------------------------
 
     def find_each(self, keys: Sequence[str], window_ms: int, now_ms: int) -> tuple[list[int], int]:
-        """The seq of each key, 0 if it is unknown; and the last lsn of those in flight, or 0."""
+        """The seq of each key, 0 if unknown; and the last lsn in flight of these keys, or 0."""
         in_flight, remembered = self.in_flight, self.remembered
         seqs: list[int] = []
         last_lsn = 0
@@ -154,13 +155,13 @@ class KeyMemory:
         return seqs, last_lsn
 
     def stage_each(self, keys: Sequence[str], first_seq: int, lsn: int) -> None:
-        """The append of records with these keys is in flight."""
+        """Note that the append of records with these keys is in flight."""
         in_flight = self.in_flight
         for seq, key in enumerate(keys, first_seq):
             in_flight[key] = Duplicate(seq, 1, lsn)
 
     def remember_each(self, keys: Sequence[str], first_seq: int, ts: int, window_ms: int) -> None:
-        """The append of records with these keys is applied; see `remember`."""
+        """Remember the keys of an applied append of records; see `remember`."""
         order = self._order
         if order is None:
             order = self._order = _Order([])

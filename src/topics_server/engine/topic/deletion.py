@@ -1,10 +1,10 @@
 """Finds the live seqs that a delete matches.
 
-A delete is point in time: it hits what lives when it is decided, up to the visible head, from the
-first record that has not expired on. Damaged records count as well: a delete that covers one keeps
-it from coming back with its file. Tags of unsealed records are found here, those of sealed ones
-were found off the loop and come in as rows by segment, those of frozen blocks may have been found
-before. Called by `writes/delete`.
+A delete acts on one moment: it deletes the records that are live when it is decided, from the first
+unexpired record up to the visible head. Damaged records are deleted as well, so that they do not
+come back with an undamaged file. Tags of unsealed records are searched here. Those of sealed
+records were searched off the loop, and the caller passes the rows by segment; it may also pass rows
+of frozen blocks. Called by `writes/delete`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.values.model import TagMatch
 
-# Up to so many seqs a delete is handled as a list: arrays cost more to make than to use.
+# Up to this many seqs a delete uses a list, because making arrays would cost more than it saves.
 FEW_SEQS_MAX: Final = 64
 
 
 def runs_of_range(log: Log, first_seq: int, last_seq: int) -> tuple[bytes, bytes] | None:
-    """One run over the live or damaged part of an inclusive range; None if there is none."""
+    """One run over the live or damaged part of an inclusive range; None if that is empty."""
     first = log.next_live(first_seq)
     last = log.last_live_below(last_seq + 1)
     damaged = log.damaged_between(log.evict_floor, last_seq)
@@ -68,8 +68,8 @@ def runs_of_match(
 ) -> tuple[bytes, bytes] | None:
     """The live seqs of an inclusive range whose tag matches; None if there are none.
 
-    `hits`: ascending rows by segment id. It must have every segment of the search: the caller
-    searches them first. `block_hits`: the same of frozen blocks; the others are searched here.
+    `hits`: ascending rows by segment id. It must have every segment to search: the caller searches
+    them first. `block_hits`: the same for frozen blocks; the other blocks are searched here.
     """
     found: list[Rows] = []
     index = log.run_at(first_seq)
@@ -102,7 +102,7 @@ def _rows_of(run: Run, match: TagMatch, hits: Mapping[int, Sequence[int]]) -> Ro
 
 
 def seq_runs(seqs: Rows) -> tuple[bytes, bytes]:
-    """Ascending, distinct seqs as the first and last seq of every unbroken run, `<u8`."""
+    """The first and last seq of every unbroken run of ascending, distinct seqs, `<u8`."""
     assert len(seqs) > 0
     breaks = np.flatnonzero(np.diff(seqs) != 1)
     firsts = seqs[np.concatenate(([0], breaks + 1))]
@@ -112,7 +112,7 @@ def seq_runs(seqs: Rows) -> tuple[bytes, bytes]:
 
 
 def columns_of_seqs(seqs: Sequence[int]) -> tuple[bytes, bytes]:
-    """`seq_runs` of a list; a short list becomes no array."""
+    """`seq_runs` for a list; makes no array of a short list."""
     assert seqs
     first, last = seqs[0], seqs[-1]
     if last - first == len(seqs) - 1:

@@ -1,9 +1,9 @@
 """The producers of one topic: next sequence, repeats, fenced epochs.
 
-A producer's state is its last accepted request: in flight, or applied in one entry with its
-records. Requests are checked against those in flight, so that a request may follow one that is not
-applied yet. A producer without appends for `PRODUCER_KEPT_MS` is forgotten; while
-`PRODUCERS_PER_TOPIC_MAX` others are known, a new one is refused. The rules are those of the
+A producer's state is its last accepted request: either in flight, or applied in one entry together
+with its records. Requests are checked against those in flight, so that a request may follow one
+that is not applied yet. A producer without appends for `PRODUCER_KEPT_MS` is forgotten; while
+`PRODUCERS_PER_TOPIC_MAX` producers are known, a new one is refused. The rules are those of the
 producer headers. Called by `engine/topic/topic.py` and `engine/background/capture.py`.
 """
 
@@ -31,8 +31,8 @@ class StampAccepted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StampRepeated(msgspec.Struct, frozen=True):
     """A request that was accepted before.
 
-    `last` is the highest accepted request of its producer, `is_last` tells whether it is this one;
-    `staged_lsn` is set while that is in flight.
+    `last` is the highest accepted request of the producer, `is_last` says whether it is this
+    request; `staged_lsn` is set while `last` is in flight.
     """
 
     last: StampAccepted
@@ -41,17 +41,18 @@ class StampRepeated(msgspec.Struct, frozen=True):
 
 
 class Producers:
-    """The known producers, the one with the oldest last append first."""
+    """The known producers, ordered by their last append, the oldest first."""
 
     __slots__ = ("_due_ms", "_staged", "known")
 
     def __init__(self) -> None:
-        # Not a dict, which searches for its first key past every moved one: 100,000 producers that
-        # append in turn would cost ten times as much.
+        # Not a dict: finding its first key means passing the places of all moved keys, so 100,000
+        # producers that append in turn would cost ten times as much.
         self.known: OrderedDict[str, StampAccepted] = OrderedDict()
-        # Each with its lsn, in order of arrival. Lists, because most have one entry.
+        # The requests in flight by producer, each with its lsn, in order of arrival; lists, because
+        # most have one element.
         self._staged: dict[str, list[tuple[int, StampAccepted]]] = {}
-        # Before this time no producer can be forgotten.
+        # The earliest time at which a producer can be forgotten.
         self._due_ms = 0
 
     def check(self, stamp: ProducerStamp, now_ms: int) -> StampRepeated | None:
@@ -59,7 +60,7 @@ class Producers:
 
         Raises `TopicsError`: `producer_fenced` for an older epoch, `producer_seq_conflict` for a
         seq that is not the next, `invalid_request` for a new epoch that begins with another seq
-        than 0, `throttled` for one producer too many.
+        than 0, `throttled` if there are too many producers.
         """
         lsn, last = self._last(stamp.producer_id, now_ms)
         if last is None:
@@ -116,14 +117,14 @@ class Producers:
             staged.append((lsn, accepted))
 
     def undo(self, producer_id: str) -> None:
-        """The newest request in flight of this producer failed."""
+        """Undo the newest request in flight of this producer: it has failed."""
         staged = self._staged[producer_id]
         staged.pop()
         if not staged:
             del self._staged[producer_id]
 
     def accept(self, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
-        """Note an applied request; forget producers without appends for long enough at `ts`."""
+        """Note an applied request; forget producers whose time has passed at `ts`."""
         producer_id = stamp.producer_id
         staged = self._staged.get(producer_id)
         if staged is None:

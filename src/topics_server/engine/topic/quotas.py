@@ -11,37 +11,37 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import MIB
 
-# A tail may have four segments, and so much in any case.
+# A tail may have the size of four segments, and at least this many bytes.
 _TAIL_RECORDS_MIN: Final = 262_144
 _TAIL_BYTES_MIN: Final = 64 * MIB
 
 
 class QuotaSettings(Protocol):
-    """The settings that bounds are made of; `settings.Settings` has them."""
+    """The settings from which the bounds are made; `settings.Settings` has them."""
 
     @property
     def max_topics(self) -> int:
-        """Topics of the server; 0 is unlimited."""
+        """The maximum of topics of the server; 0 is unlimited."""
         ...
 
     @property
     def max_topics_per_prefix(self) -> int:
-        """Topics of each prefix of a key; 0 is unlimited."""
+        """The maximum of topics for each prefix of a key; 0 is unlimited."""
         ...
 
     @property
     def max_total_bytes(self) -> int:
-        """Retained bytes of all topics; 0 is unlimited."""
+        """The maximum of retained bytes of all topics; 0 is unlimited."""
         ...
 
     @property
     def segment_max_events(self) -> int:
-        """Records of a segment."""
+        """The maximum of records of a segment."""
         ...
 
     @property
     def segment_max_bytes(self) -> int:
-        """Bytes of a segment."""
+        """The maximum of bytes of a segment."""
         ...
 
 
@@ -50,9 +50,9 @@ def _no_prefixes() -> frozenset[str]:
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """Bounds over all topics; 0 is unlimited (§11). A longer or larger tail parks appends.
+    """Bounds over all topics; 0 is unlimited (§11). Appends to a longer or larger tail wait.
 
-    `prefixes` tells those of all keys there are now.
+    `prefixes` returns the current prefixes of all keys.
     """
 
     max_topics: int
@@ -63,7 +63,7 @@ class Quotas(msgspec.Struct, frozen=True):
     prefixes: Callable[[], frozenset[str]] = _no_prefixes
 
     def check_topics(self, registry: Registry, paths: Sequence[str]) -> None:
-        """Raises `throttled` unless topics of these own paths may be made."""
+        """Raise `throttled` unless topics with these own paths may be created."""
         limit = self.max_topics
         if paths and limit and len(registry) + len(registry.pending) + len(paths) > limit:
             raise limit_reached("max_topics", "the server has reached its limit of topics", limit)
@@ -80,7 +80,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 def quotas_of(settings: QuotaSettings, prefixes: Callable[[], frozenset[str]]) -> Quotas:
-    """The bounds of a server with these settings and keys."""
+    """Make the bounds from the settings and the keys."""
     return Quotas(
         max_topics=settings.max_topics,
         max_total_bytes=settings.max_total_bytes,
@@ -94,7 +94,7 @@ def quotas_of(settings: QuotaSettings, prefixes: Callable[[], frozenset[str]]) -
 def limit_reached(
     limit: str, message: str, maximum: int | None = None, prefix: str | None = None
 ) -> TopicsError:
-    """429 `throttled` that names the limit."""
+    """429 `throttled` with the name of the limit."""
     detail: dict[str, object] = {"limit": limit}
     if maximum is not None:
         detail["max"] = maximum

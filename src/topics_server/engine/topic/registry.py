@@ -1,9 +1,9 @@
 """All topics by name and id, their epochs and totals.
 
-A name has at most one visible topic. Epochs survive a drop, so that the next topic of that name is
-known to be another one: the last `DROPPED_NAMES_MAX` dropped names have their own number, all older
-ones share `epoch_floor`. Ids are never reused. A topic that is being created is `pending`,
-with what is staged on it, until its creation is applied. Called by commits, the store and recovery.
+A name has at most one visible topic. Epochs survive a drop, so that the next topic of that name
+gets a higher one: the last `DROPPED_NAMES_MAX` dropped names keep their own epoch, all older ones
+share `epoch_floor`. Ids are never reused. A topic that is being created is `pending`, together with
+its staged entries, until its creation is applied. Called by commits, the store and recovery.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from topics_server.values.model import (
     is_hashed_name,
 )
 
-# The names that a caller may see; None: all.
+# Decides which names a caller may see; None: all.
 MayName = Callable[[str], bool] | None
-# Above so many new names the list is sorted once instead of inserting each.
+# Above this many new names the list is sorted once, instead of inserting each name.
 _INSERTS_MAX: Final = 32
 
 
 def own_path(topic: Topic) -> str:
-    """A stream's own path; of a topic that was not made as a stream its name."""
+    """A stream's own path; for a topic that was not created as a stream, its name."""
     return topic.name if topic.stream is None else topic.stream.facts.path
 
 
@@ -53,7 +53,7 @@ class Registry:
     def __init__(self) -> None:
         self._by_name: Final[dict[str, Topic]] = {}
         self._by_id: Final[dict[int, Topic]] = {}
-        # The topic of a name, and that of an id unless it is pending: every request asks.
+        # Topics by name, and by id unless they are pending; every request needs a look-up.
         self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
         self.get: Final[Callable[[int], Topic | None]] = self._by_id.get
         self.pending: dict[int, Topic] = {}
@@ -63,11 +63,11 @@ class Registry:
         self.sealed_of: Callable[[int], Sequence[SealedIndex]] | None = None
         self.records_live = 0
         self.bytes_live = 0
-        # Records lost to damage, of all topics there are; and of those that lost any.
+        # The number of records lost to damage: of all topics, and by topic.
         self.damaged_records = 0
         self._damaged: dict[int, int] = {}
         self.queue_topics = 0
-        # How many forks come from the stream of a path, directly or not.
+        # The number of forks of the stream of a path, direct or not.
         self.fork_counts: Counter[str] = Counter()
         self._classes: Counter[Durability] = Counter()
         self._counted: dict[int, tuple[int, int]] = {}
@@ -79,7 +79,7 @@ class Registry:
         return len(self._by_name)
 
     def existing(self, name: str) -> Topic:
-        """The topic of a name; a fork is there once it is whole. Raises `topic_not_found`."""
+        """The topic of a name, unless it is an unfinished fork. Raises `topic_not_found`."""
         topic = self._by_name.get(name)
         if topic is None or (topic.stream is not None and topic.stream.facts.is_copying):
             raise topic_not_found(name)
@@ -91,20 +91,20 @@ class Registry:
         return None if topic is None else own_path(topic)
 
     def ids(self) -> list[int]:
-        """The ids of all topics as they are now."""
+        """The ids of the current topics."""
         return list(self._by_id)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._by_id.values()))
 
     def counts_by_class(self) -> dict[Durability, int]:
-        """How many topics each class has."""
+        """The number of topics of each class."""
         return {durability: self._classes[durability] for durability in Durability}
 
     def count_of(self, prefix: str, prefixes: frozenset[str]) -> int:
-        """How many topics have own paths of a prefix, pending ones too; `prefixes`: all there are.
+        """The number of topics with own paths of a prefix, pending ones included.
 
-        Counts all topics when the prefixes have changed.
+        `prefixes`: all current prefixes; if they have changed, all topics are counted again.
         """
         counts = self._prefix_counts
         if counts.prefixes != prefixes:
@@ -120,10 +120,10 @@ class Registry:
         stream: StreamFacts | UnsetType = UNSET,
         first_seq: int = 1,
     ) -> tuple[Topic, TopicPut]:
-        """A pending topic of a new id and the entry that creates it; `stream`: as a stream.
+        """A pending topic with a new id, and the entry that creates it; `stream`: its stream facts.
 
-        The caller submits the entry (or an append that carries it) and has it either applied or
-        the topic abandoned. `check_free` was asked before.
+        The caller has called `check_free`. It submits the entry (or an append that includes it); if
+        that fails, it abandons the topic.
         """
         assert name not in self._by_name
         epoch = max(self.dropped_epochs.get(name, 0), self.epoch_floor) + 1
@@ -139,8 +139,9 @@ class Registry:
     def check_free(self, paths: Iterable[str], *, held: Code = Code.STREAM_CONFLICT) -> None:
         """Whether topics may be created: the one rule for `/v0`, routers, queues and streams.
 
-        `paths`: names of topics, or the own paths of streams. Raises `held` where a stream was
-        deleted that still has forks, `invalid_request` for a name that only a stream's path gives.
+        `paths`: names of topics, or the own paths of streams. Raises `held` if a deleted stream of
+        that path still has forks, `invalid_request` for a name that only a stream's path may map
+        to.
         """
         for path in paths:
             if self.fork_counts and self.fork_counts[path]:
@@ -154,13 +155,13 @@ class Registry:
                 )
 
     def abandon(self, topic_id: int) -> None:
-        """The creation failed: the pending topic is forgotten, its id is not used again."""
+        """Forget a pending topic whose creation failed; its id is not used again."""
         self.pending.pop(topic_id, None)
 
     # -- applying --------------------------------------------------------------------------
 
     def apply(self, lsn: int, entry: Entry) -> Applied:
-        """Apply an entry to its topic; for one that is gone it changes nothing (replay)."""
+        """Apply an entry to its topic; an entry of a dropped topic changes nothing (replay)."""
         topic = self._by_id.get(entry.topic_id)
         if topic is None:
             creation = self.creation_by(entry)
@@ -180,7 +181,7 @@ class Registry:
         return applied
 
     def recount(self, topic: Topic) -> None:
-        """Take over the topic's counts: after a change that was not an entry, call this."""
+        """Update the totals by the topic's counts; call this after a change without an entry."""
         log = topic.log
         records, weight = self._counted[topic.topic_id]
         if records != log.live_count or weight != log.live_bytes:
@@ -194,7 +195,7 @@ class Registry:
         assert self.bytes_live >= 0
 
     def adopt(self, topic: Topic) -> None:
-        """Make a topic visible: one that was restored, or created just now."""
+        """Make a restored or newly created topic visible."""
         assert topic.name not in self._by_name
         assert topic.topic_id not in self._by_id
         self._by_name[topic.name] = topic
@@ -209,7 +210,7 @@ class Registry:
         self.recount(topic)
 
     def creation_by(self, entry: Entry) -> TopicPut | None:
-        """The creation of a topic that is not there yet, if applying the entry performs it."""
+        """The creation in this entry, if the entry would create a topic that does not exist yet."""
         creation = entry.creation if isinstance(entry, RecordsAppended) else entry
         if not isinstance(creation, TopicPut) or not creation.created:
             return None
@@ -218,11 +219,11 @@ class Registry:
         return creation
 
     def _is_superseded(self, creation: TopicPut) -> bool:
-        """Replay: whether the name has, or had, a topic that was made later.
+        """Replay: whether the name has, or had, a topic that was created later.
 
-        Replay of a shard may begin before that of the others: it meets topics whose drop, or whose
-        successor, only the snapshot knows. A creation whose sync failed may have the epoch of its
-        successor, never its id.
+        Replay of a shard may begin before that of other shards, and find topics whose drop or
+        successor is only in the snapshot. A creation whose sync failed may have the same epoch as
+        its successor, but never the same id.
         """
         later = self._by_name.get(creation.name)
         if later is not None and later.topic_id > creation.topic_id:
@@ -232,7 +233,8 @@ class Registry:
     def _create(self, entry: TopicPut) -> Topic:
         older = self._by_name.get(entry.name)
         if older is not None:
-            # Its drop is on a shard that replay has not come to, or was never synced.
+            # The drop of the older topic is on a shard that replay has not read yet, or was never
+            # synced.
             self._remove(older)
         topic = self.pending.pop(entry.topic_id, None) or Topic.provisional(entry)
         if self.sealed_of is not None:
@@ -258,7 +260,7 @@ class Registry:
         self.remember_epoch(topic.name, topic.epoch)
 
     def remember_epoch(self, name: str, epoch: int) -> None:
-        """A dropped name's last epoch; beyond the bound the oldest name leaves only the floor."""
+        """Remember a dropped name's last epoch; beyond the bound the oldest raises the floor."""
         self.dropped_epochs.pop(name, None)
         self.dropped_epochs[name] = epoch
         if len(self.dropped_epochs) > limits.DROPPED_NAMES_MAX:
@@ -266,7 +268,7 @@ class Registry:
             self.raise_epoch_floor(self.dropped_epochs.pop(oldest))
 
     def raise_epoch_floor(self, epoch: int) -> None:
-        """Names that are not remembered begin above this epoch."""
+        """Raise the epoch floor: names that are not remembered begin above it."""
         self.epoch_floor = max(self.epoch_floor, epoch)
 
     def _note_ancestors(self, topic: Topic, step: int) -> None:
@@ -291,9 +293,9 @@ class Registry:
         page_size: int,
         may_name: MayName = None,
     ) -> tuple[list[Topic], str | None]:
-        """Up to `page_size` topics in name order, and the name to go on after if more follow.
+        """Up to `page_size` topics in name order, and the name to continue after if more follow.
 
-        With `may_name` only those that it takes.
+        `may_name`: return only topics whose name it accepts.
         """
         assert page_size > 0
         self._merge_names()

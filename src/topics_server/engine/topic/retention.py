@@ -1,14 +1,14 @@
 """Computes how far caps and TTL move the floor.
 
-The floor is the first seq not lost involuntarily. TTL: records older than `ttl_ms` are gone, so the
-floor is behind the last live one of them; records deleted before they expired do not move it. Caps:
-after an append at most `cap_records` live records and `cap_bytes` bytes remain; the newest record
-always stays, even when it alone is larger than `cap_bytes`. What a consumer with a hold has not
-finished stays as well, as long as the topic is within the bounds of the hold. Deletes in flight do
-not count as free space: they may fail. A record that was once found expired stays expired when the
-clock is set back: `Log.expired_seq` remembers it. The clock is not checked: a clock that ran ahead
-for a moment expires the records of that moment and no later ones. Called by `writes/`, `topic`,
-`engine/consumers` and `engine/read/page`.
+The floor is the first seq not lost involuntarily. TTL: records older than `ttl_ms` are expired, so
+the floor is after the last live one of them; records that were deleted before they expired do not
+move it. Caps: after an append at most `cap_records` live records and `cap_bytes` bytes remain; the
+newest record always stays, even if it alone is larger than `cap_bytes`. Records that a consumer
+with a hold has not finished stay as well, as long as the topic is within the bounds of the hold.
+Deletes in flight do not count as free space, because they may fail. A record that was once found
+expired stays expired when the clock is set back: `Log.expired_seq` stores this. The clock is not
+checked: if it is too fast for a moment, records that look too old at that moment expire, and no
+later ones. Called by `writes/`, `topic`, `engine/consumers` and `engine/read/page`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics_server.values.entries import Floor, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import ConsumerHold, Discard, LossReason, TopicConfig
 
-# Seq and hold of the consumers that caps wait for.
+# The seq and the hold of consumers for which caps keep records.
 Holds = Sequence[tuple[int, ConsumerHold]]
 
 
@@ -35,7 +35,7 @@ def first_unexpired(log: Log, ttl_ms: int, now_ms: int) -> int:
 
 
 def expired_floor(log: Log, ttl_ms: int, now_ms: int) -> int:
-    """The floor as expiry has it now: behind the last live record that is too old."""
+    """The floor by TTL now: after the last live record that is too old."""
     if ttl_ms == 0 or not _expires(log, now_ms - ttl_ms):
         return log.evict_floor
     last = log.last_live_below(log.expired_seq)
@@ -44,7 +44,7 @@ def expired_floor(log: Log, ttl_ms: int, now_ms: int) -> int:
 
 
 def _expires(log: Log, since_ms: int) -> bool:
-    """Whether a live record is expired: older than `since_ms`, or found so before."""
+    """Whether a live record is expired: older than `since_ms`, or found expired before."""
     earliest = log.earliest_seq
     if log.live_count == 0:
         return False
@@ -56,7 +56,7 @@ def _expires(log: Log, since_ms: int) -> bool:
 def standing_floor(
     log: Log, staging: Staging, config: TopicConfig, now_ms: int, holds: Holds = ()
 ) -> Floor | None:
-    """The floor that is due without an append: TTL, and caps that were tightened."""
+    """The floor that is due without an append: by TTL, or by caps that were tightened."""
     start = max(log.evict_floor, staging.floor_seq)
     expired = max(start, expired_floor(log, config.ttl_ms, now_ms))
     floor = expired
@@ -67,7 +67,7 @@ def standing_floor(
 
 
 def held_by(log: Log, staging: Staging, config: TopicConfig, now_ms: int, seq: int) -> int:
-    """How many records the caps have left to a consumer that has finished up to `seq`."""
+    """The number of records that caps keep only for a consumer that has finished up to `seq`."""
     if config.discard is not Discard.OLD or not (config.cap_records or config.cap_bytes):
         return 0
     expired = max(log.evict_floor, expired_floor(log, config.ttl_ms, now_ms))
@@ -87,10 +87,10 @@ def append_floor(
     holds: Holds = (),
     slots: int = 0,
 ) -> Floor | None:
-    """The records that appending these loses, themselves included, so that the caps hold exactly.
+    """The floor after appending these records, so that the caps hold exactly.
 
-    `slots`: the number of seqs without a record before them. Raises `topic_full` when the topic
-    refuses instead.
+    `slots`: the number of seqs without a record before them. Raises `topic_full` if the topic
+    refuses appends when it is full.
     """
     start = max(log.evict_floor, staging.floor_seq)
     expired = max(start, expired_floor(log, config.ttl_ms, now_ms))
@@ -114,13 +114,14 @@ def _cap_point(
     decoded: DecodedAppend | None,
     slots: int = 0,
 ) -> int:
-    """The seq behind the records that caps evict from `seq` on, of the records and bytes there."""
+    """The seq after the records that caps evict from `seq` on, given the counts there."""
     over = _over(config.cap_records, config.cap_bytes, *have)
     if max(over) <= 0:
         return seq
     kept: int | None = None
     for done_seq, hold in holds:
-        # Behind the last record that it has finished: records deleted since are not lost.
+        # Begin after the last record that the consumer has finished: records deleted after it are
+        # not lost.
         first = max(seq, log.last_live_below(done_seq + 1) + 1)
         beyond = _over(hold.max_records, hold.max_bytes, *have)
         if max(beyond) > 0:
@@ -142,7 +143,7 @@ def _floor(start: int, expired: int, floor: int) -> Floor | None:
 
 
 def _over(max_records: int, max_bytes: int, count: int, weight: int) -> tuple[int, int]:
-    """By how many records and bytes caps are exceeded; at most 0 if they are not, or are off."""
+    """By how many records and bytes caps are exceeded; 0 or less if they are not, or are off."""
     return (
         count - max_records if max_records else 0,
         weight - max_bytes if max_bytes else 0,
@@ -159,7 +160,7 @@ def _full(name: str, config: TopicConfig, count: int, weight: int) -> TopicsErro
 
 
 def _projected(log: Log, staging: Staging, floor_seq: int) -> tuple[int, int]:
-    """Records and bytes from `floor_seq` on, once everything in flight is applied."""
+    """The records and bytes from `floor_seq` on, once all entries in flight are applied."""
     gone_count, gone_bytes = 0, 0
     if floor_seq > log.earliest_seq:
         gone_count, gone_bytes = log.live_between(log.earliest_seq, floor_seq - 1)
@@ -192,7 +193,7 @@ def _evict_point(
     decoded: DecodedAppend | None,
     slots: int = 0,
 ) -> int:
-    """The seq behind the records to evict from `seq` on; the newest record is kept."""
+    """The seq after the records to evict from `seq` on; the newest record is kept."""
     over_count, over_bytes = over
     point, count, weight = log.advance_live(seq, over_count, over_bytes)
     first_seq = max(log.head_seq, staging.last_seq) + 1 + slots
@@ -218,6 +219,7 @@ def _evict_point(
                 count += 1
                 weight += size
     if point > newest:
-        # Behind the last live record before the newest: records deleted between are not lost.
+        # Return the seq after the last live record before the newest one: records deleted between
+        # them are not lost.
         point = log.last_live_below(newest) + 1
     return max(seq, point)

@@ -1,14 +1,14 @@
-"""A topic's knowledge of its sealed files: flips, digests, generation.
+"""The facts about a topic's sealed files: flips, digests, generation.
 
-A delete of sealed rows is *pending* until their flags are synced; until then snapshots carry it.
-Snapshots also carry the generation of the manifest published last and a digest of each segment's
+A delete of sealed rows is *pending* until their flags are synced; until then snapshots include it.
+Snapshots also include the generation of the last published manifest and a digest of each segment's
 last synced flags; the next start compares both with the files (`file_inventory`). The flags of an
 `untrusted` segment differ from the synced ones: they are neither changed nor accepted, and flips of
-its rows stay pending, until the right file is back. A `fragile` segment was found damaged once: an
-older copy of its file may be put back, so snapshots keep all its deleted rows. A `healed` segment
-is covered by a damage hole of the snapshot that this start used, or was mended in this run: it
-stays until no kept snapshot has that hole, because a start from such a snapshot needs the segment
-to remove the hole. Pure; owned by `Topic`, changed on the loop by the topic, by recovery, by the
+its rows stay pending, until the undamaged file is put back. A `fragile` segment was found damaged
+once: an older copy of its file may be put back, so snapshots keep all its deleted rows. A `healed`
+segment has a damage hole in the snapshot that this start used, or was mended in this run: it stays
+until no kept snapshot has that hole, because a start from such a snapshot needs the segment to
+remove the hole. Pure; owned by `Topic`, changed on the loop by the topic, by recovery, by the
 sealer and by mends.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from topics_server.engine.topic.applied import Flips
 from topics_server.values.file_inventory import Anchor, FlagsDigest
 
-# Nearly every topic has this one; each call of `frozenset` makes another.
+# Nearly every topic shares this one; each call of `frozenset` would make another.
 _NO_SEGMENTS: Final[frozenset[int]] = frozenset()
 
 
@@ -46,7 +46,7 @@ class SealedFiles:
         self.digests: dict[int, FlagsDigest] = {}
         # Replaced, not changed, so that topics may share the empty one.
         self.untrusted = self.fragile = self.healed = _NO_SEGMENTS
-        # The generation of the manifest known to be published last; 0: there was none.
+        # The generation of the last manifest that is known to be published; 0: there was none.
         self.generation = 0
         # No file on disk has this segment id or a higher one.
         self.first_free_id = 1
@@ -54,7 +54,7 @@ class SealedFiles:
         self.anchor: Anchor | None = None
 
     def add_pending(self, flips: Flips) -> None:
-        """These sealed rows are dead and their flag on disk is not synced."""
+        """Note dead sealed rows whose flag on disk is not synced."""
         for segment_id, rows in flips.items():
             self.pending.setdefault(segment_id, array("I")).extend(rows)
 
@@ -69,9 +69,9 @@ class SealedFiles:
     def flips_done(
         self, flips: Mapping[int, Sequence[int]], digests: Mapping[int, FlagsDigest]
     ) -> None:
-        """The flags of these rows are synced; `digests`: of the segments where that was possible.
+        """Note that flags were synced; `digests` has the segments for which the sync succeeded.
 
-        A segment that is not among them is damaged: its flips stay pending.
+        A segment that is not in `digests` is damaged: its flips stay pending.
         """
         for segment_id, rows in flips.items():
             if segment_id not in self.pending:
@@ -82,16 +82,16 @@ class SealedFiles:
             self.digests[segment_id] = digests[segment_id]
             pending = np.asarray(self.pending.pop(segment_id), np.int64)
             done = np.sort(np.asarray(rows, np.int64))
-            # Not `np.setdiff1d`, which imports a module when it first runs.
+            # Do not use `np.setdiff1d`: it imports a module when it first runs.
             at = np.minimum(np.searchsorted(done, pending), len(done) - 1)
             left = pending[done[at] != pending] if len(done) else pending
             if len(left):
                 self.pending[segment_id] = array("I", left.astype(np.uint32).tobytes())
 
     def mended(self, segment_id: int) -> None:
-        """The segment's files are whole, with the flags that were synced last.
+        """Note that the segment's files were mended, with the flags that were synced last.
 
-        A kept snapshot may have its damage hole, and a start from it needs the segment.
+        A kept snapshot may have the segment's damage hole; a start from it needs the segment.
         """
         self.untrusted -= {segment_id}
         self.healed |= {segment_id}

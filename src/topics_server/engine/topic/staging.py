@@ -1,7 +1,7 @@
 """One topic's queue of decided entries that are not applied yet.
 
-Entries join at the back, leave at the front when committed, and are undone as a suffix. Decide sees
-the visible state plus these entries. Called by `engine/topic/topic.py`.
+Entries join at the back, leave at the front when committed, and are undone as a suffix. A decision
+reads the visible state plus these entries. Called by `engine/topic/topic.py`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from topics_server.values.entries import (
     TopicPut,
 )
 
-# Deletes of up to this many seqs are kept seq by seq.
+# Deletes of up to this many seqs are stored seq by seq.
 _NAMED_SEQS_MAX: Final = 4096
 _Columns = tuple[list[int], list[int]]
 # Entries that create, configure or drop the topic.
 _CONTROLS: Final = (TopicPut, TopicDropped)
-# All topics that nothing was staged on share it: an empty deque has room for 64 entries.
+# All topics without a staged entry share this object: even an empty deque has room for 64 entries.
 _NOTHING_STAGED: Final[deque[Staged]] = deque(maxlen=0)
 
 
 class Staged:
     """One entry in flight. `first_seq` and `count` are those of an append's records, else 0.
 
-    `last_seq`: the last seq it assigns; 0 if it assigns none. `weight`: the bytes of its records; 0
-    for anything but an append. `is_control`: it creates, configures or drops the topic. `key` and
-    `producer_id`: those of the append, if it has them.
+    `last_seq`: the last seq that the entry assigns; 0 if it assigns none. `weight`: the bytes of
+    its records; 0 unless it is an append. `is_control`: whether it creates, configures or drops the
+    topic. `key` and `producer_id`: those of the append, if it has them.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Staged:
 
     @property
     def floor(self) -> Floor | None:
-        """The floor it will raise, if any."""
+        """The floor that the entry will set, if any."""
         entry = self.entry
         if isinstance(entry, TopicDropped | HeadReserved):
             return None
@@ -88,13 +88,12 @@ class Staged:
 class Staging:
     """The FIFO. Empty most of the time for all but busy topics.
 
-    Every append asks for most of these facts while a hundred others may be in flight, so they are
-    kept up to date, not computed. `records` and `weight` are those of all appends in flight,
+    Every append needs most of these facts while a hundred others may be in flight, so they are kept
+    up to date and not computed. `records` and `weight` are those of all appends in flight,
     `last_seq` and `last_ts` the last seq and the commit time (ms) of the newest one, else 0.
-    `_dying`: how many deletes in flight take a seq; deletes of many seqs are in `_ranges` instead.
-    `_floors` and `_ceilings`: lsn, and the highest floor or ceiling so far, of the entries that
-    have one. An entry that is applied by now may still be in them: the caller knows which are
-    applied.
+    `_dying`: how many deletes in flight delete a seq; deletes of many seqs are in `_ranges`
+    instead. `_floors` and `_ceilings`: for each entry that has one, its lsn and the highest floor
+    or ceiling so far. They may still contain applied entries; the caller skips these.
     """
 
     __slots__ = (
@@ -119,7 +118,7 @@ class Staging:
         self._fifo = _NOTHING_STAGED
         self._dying: dict[int, int] = {}
         self._ranges: list[_Columns] = []
-        # Lists: few entries in flight have one.
+        # Lists, because few entries in flight have a floor or a ceiling.
         self._floors: list[tuple[int, int]] = []
         self._ceilings: list[tuple[int, int]] = []
         self._controls = self._drops = 0
@@ -128,14 +127,14 @@ class Staging:
         return len(self._fifo)
 
     def push(self, staged: Staged) -> None:
-        """Join at the back; lsns ascend."""
+        """Add an entry at the back; lsns ascend."""
         fifo, entry = self._fifo, staged.entry
         if fifo is _NOTHING_STAGED:
             fifo = self._fifo = deque()
         assert not fifo or fifo[-1].lsn < staged.lsn
         fifo.append(staged)
         if isinstance(entry, RecordsAppended):
-            # `_note` in place, but for a creation: every append comes by here.
+            # The body of `_note`, inlined except for a creation, because every append runs this.
             self.records += staged.count
             self.weight += staged.weight
             self._controls += staged.is_control
@@ -156,7 +155,7 @@ class Staging:
             _push_highest(self._ceilings, staged.lsn, entry.ceiling_seq)
 
     def pop(self, lsn: int) -> Staged:
-        """Remove the front, which is the entry of this lsn."""
+        """Remove the front entry, which has this lsn."""
         staged = self._fifo.popleft()
         assert staged.lsn == lsn, "entries leave in the order in which they came"
         if staged.last_seq:
@@ -195,7 +194,7 @@ class Staging:
         return undone
 
     def _note(self, staged: Staged, sign: int) -> None:
-        """Count an entry that joins (1) or leaves (-1)."""
+        """Count an entry that is added (1) or removed (-1)."""
         if staged.count:
             self.records += sign * staged.count
             self.weight += sign * staged.weight
@@ -237,14 +236,14 @@ class Staging:
                 dying[seq] = deletes - 1
 
     def without_dying(self, seqs: list[int]) -> list[int]:
-        """Those of these seqs that no delete in flight takes."""
+        """The seqs that no delete in flight deletes."""
         if self._ranges:
             return [seq for seq in seqs if not self.is_dying(seq)]
         dying = self._dying
         return [seq for seq in seqs if seq not in dying] if dying else seqs
 
     def is_dying(self, seq: int) -> bool:
-        """Whether a delete in flight takes this seq."""
+        """Whether a delete in flight deletes this seq."""
         if seq in self._dying:
             return True
         for firsts, lasts in self._ranges:
@@ -263,7 +262,7 @@ class Staging:
 
     @property
     def first_seq(self) -> int:
-        """The first record in flight; 0 if there is none."""
+        """The first seq of the records in flight; 0 if there are none."""
         for staged in self._fifo:
             if staged.count:
                 return staged.first_seq
@@ -286,7 +285,7 @@ class Staging:
 
     @property
     def has_control(self) -> bool:
-        """Whether a create, configure or drop is in flight: commands wait before decide."""
+        """Whether a create, configure or drop is in flight, for which commands must wait."""
         return self._controls > 0
 
 

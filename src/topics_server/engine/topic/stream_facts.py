@@ -1,8 +1,8 @@
 """The stream state of one topic.
 
 Requests are checked against those in flight, as with producers: after a request that closes a
-stream nothing is appended, even before the close is written. Called by `engine/topic/topic.py` and
-`engine/background/capture.py`.
+stream, nothing is appended, even if the close is not written yet. Called by `engine/topic/topic.py`
+and `engine/background/capture.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USES_PER_LIFE = 16
 
 
 class StreamState:
-    """One topic's facts as a stream. `used_ms`: its last known use."""
+    """One topic's facts as a stream. `used_ms`: the time of its last known use."""
 
     __slots__ = ("_staged", "facts", "used_ms")
 
@@ -30,11 +30,11 @@ class StreamState:
 
     @property
     def newest(self) -> StreamFacts:
-        """The facts including everything in flight."""
+        """The facts after all entries in flight."""
         return self._staged[-1][1] if self._staged else self.facts
 
     def check(self, name: str, step: StreamStep | None) -> None:
-        """Whether records may be appended. Raises `TopicsError`.
+        """Check whether records may be appended. Raises `TopicsError`:
 
         `stream_closed`; `stream_conflict` for a `Stream-Seq` that is not higher than the last;
         `throttled` while the stream is being made.
@@ -55,32 +55,32 @@ class StreamState:
             )
 
     def stage(self, lsn: int, facts: StreamFacts) -> None:
-        """Note facts in flight."""
+        """Note the facts of an entry in flight."""
         self._staged.append((lsn, facts))
 
     def undo(self, lsn: int) -> None:
-        """Undo this entry's change, and those of all entries behind it."""
+        """Undo the change of this entry and of all entries behind it."""
         while self._staged and self._staged[-1][0] >= lsn:
             self._staged.pop()
 
     def apply(self, lsn: int, facts: StreamFacts) -> None:
-        """These are the facts from now on."""
+        """Set the facts."""
         while self._staged and self._staged[0][0] <= lsn:
             self._staged.popleft()
         self.facts = facts
         self.used(facts.used_ms)
 
     def used(self, ms: int) -> None:
-        """The stream was used at this time."""
+        """Note a use of the stream at this time."""
         self.used_ms = max(self.used_ms, ms)
 
     def is_use_due(self) -> bool:
-        """Whether the last use is too long after the last journaled one."""
+        """Whether the last use must be journaled: the last journaled use is too old."""
         ttl_s = self.facts.ttl_s
         return bool(ttl_s) and self.used_ms - self.newest.used_ms > _slack_ms(ttl_s or 0)
 
     def allow_for_uses(self) -> None:
-        """After a start: uses that were not journaled may have been as late as this."""
+        """After a start, count the last use as late as unjournaled uses may have been."""
         if self.facts.ttl_s:
             self.used_ms += _slack_ms(self.facts.ttl_s)
 
@@ -102,7 +102,7 @@ def closed(name: str) -> TopicsError:
 
 
 def stepped(facts: StreamFacts, step: StreamStep, producer: ProducerStamp | None) -> StreamFacts:
-    """The facts after an append with this step."""
+    """The facts after an append with this stream step."""
     return msgspec.structs.replace(
         facts,
         last_seq=facts.last_seq if step.last_seq is None else step.last_seq,

@@ -1,8 +1,8 @@
 """The state of one topic: its log, its staged entries, and the facts of its files.
 
-`writes/` holds the rules: a `decide_*` function looks at this state and returns an entry,
-`apply_entry` performs it. Here `stage` notes an entry in flight; `commit_staged` and `undo_from`
-remove it again. Invariants: `head_seq <= staged_seq`, `evict_floor <= earliest_seq`. Called by the
+`writes/` has the rules: a `decide_*` function reads this state and returns an entry, `apply_entry`
+applies it. In this class `stage` notes an entry in flight; `commit_staged` and `undo_from` remove
+it again. Invariants: `head_seq <= staged_seq`, `evict_floor <= earliest_seq`. Called by the
 registry, by commits, the store, the sealer and recovery; all on the loop.
 """
 
@@ -44,7 +44,7 @@ from topics_server.values.model import (
 )
 from topics_server.values.storage_types import SegmentPlan, TopicFacts
 
-# A member of an enum costs a lookup.
+# Access to an enum member costs a lookup.
 _EPHEMERAL: Final = Durability.EPHEMERAL
 _OF_CONSUMERS = (ConsumerMoved, ConsumerDeleted)
 _OF_PRODUCERS = (RecordsAppended, ProducerMoved, StreamChanged)
@@ -53,11 +53,11 @@ _OF_PRODUCERS = (RecordsAppended, ProducerMoved, StreamChanged)
 class Topic:
     """One incarnation of a topic. Times in ms; `last_write_ts` and `last_read_ts` None if never.
 
-    `ceiling_seq`: seqs up to it may be handed out without a sync for each. `revision` changes with
+    `ceiling_seq`: seqs up to it may be assigned without a sync for each. `revision` changes with
     everything that a capture includes. `files`: the state of its sealed files. `journaled_seq`:
-    records above it are in no frame and no file. `cursors`: of the routers into this topic, by
-    their ids. `stream`: its facts as a stream, if it was created or closed as one. The sealer hears
-    of plain appends that leave a tail of `watched_tail_bytes`.
+    records above it are in no frame and no file. `cursors`: those of the routers into this topic,
+    by router id. `stream`: the facts as a stream, if the topic was created or closed as one. The
+    sealer is called for plain appends after which the tail has `watched_tail_bytes`.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Topic:
 
     @classmethod
     def provisional(cls, creation: TopicPut) -> Topic:
-        """A topic from its creation entry.
+        """Make a topic from its creation entry.
 
         It is visible only after the registry applies that entry.
         """
@@ -152,12 +152,12 @@ class Topic:
 
     @property
     def stream_facts(self) -> StreamFacts:
-        """The topic's facts as a stream, including everything in flight."""
+        """The topic's facts as a stream, after all entries in flight."""
         return plain_facts(self.name) if self.stream is None else self.stream.newest
 
     @property
     def is_ephemeral(self) -> bool:
-        """Whether records are never written to disk."""
+        """Whether the topic's records are never written to disk."""
         return self.config.durability is _EPHEMERAL
 
     def earliest_seq(self, now_ms: int) -> int:
@@ -228,15 +228,15 @@ class Topic:
     # -- applying --------------------------------------------------------------------------
 
     def as_stream(self) -> StreamState:
-        """The stream state; a plain topic becomes a stream with the facts of its name."""
+        """The stream state; a plain topic gets the facts of a plain stream."""
         if self.stream is None:
             self.stream = StreamState(plain_facts(self.name))
         return self.stream
 
     def advance_cursor(self, router_id: int, seq: int, copy_count: int = 0) -> None:
-        """A router into this topic has examined its source up to `seq`; a cursor never goes back.
+        """Note that a router has examined its source up to `seq`; a cursor never moves back.
 
-        Without an entry this may be lost: nothing was copied, and the records will be examined
+        Without an entry the move may be lost: nothing was copied, and the records are examined
         again.
         """
         cursor = self.cursors.get(router_id)
@@ -249,7 +249,7 @@ class Topic:
     # -- sealing and recovery --------------------------------------------------------------
 
     def mark_sealed(self, plan: SegmentPlan, index: SealedIndex) -> Flips:
-        """The plan's run is sealed; records that died meanwhile become pending flips."""
+        """Replace a plan's run by its segment; records that died since become pending flips."""
         self.revision += 1
         died = self.log.mark_sealed(plan, index)
         flips = {index.segment_id: died} if died else {}
@@ -259,18 +259,18 @@ class Topic:
     def flips_done(
         self, flips: Mapping[int, Sequence[int]], digests: Mapping[int, FlagsDigest]
     ) -> None:
-        """The flags of these rows are synced: they are no longer pending (see `SealedFiles`)."""
+        """Note synced flags: they are no longer pending (see `SealedFiles`)."""
         self.revision += 1
         self.files.flips_done(flips, digests)
 
     def segments_dropped(self, segment_ids: Collection[int]) -> None:
-        """These segments, none with a live record, were removed from the topic."""
+        """Remove these segments, none of which has a live record."""
         self.revision += 1
         self.log.forget_segments(segment_ids)
         self.files.drop(segment_ids)
 
     def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
-        """A sealed range is unreadable: readers get a tombstone.
+        """Note an unreadable sealed range: readers get a tombstone.
 
         Returns the number of lost records.
         """
@@ -280,7 +280,7 @@ class Topic:
         return self.log.note_damage(segment_id, first_row, last_row)
 
     def note_mended(self, index: SealedIndex, flags: bytes) -> int:
-        """A segment's files are whole again; returns the number of records that came back."""
+        """Note a mended segment; returns the number of records that came back."""
         self.revision += 1
         self.files.mended(index.segment_id)
         return readmit(self.log, index, flags)

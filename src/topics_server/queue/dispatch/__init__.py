@@ -1,4 +1,4 @@
-"""Which waiting claimer gets which job.
+"""Decides which waiting claimer gets which job.
 
 - `alarm`: a timer on the event loop with at most one pending call.
 - `consumer_queue`: the claimers that wait on one queue, in turn order.

@@ -1,7 +1,7 @@
 """A timer on the event loop with at most one pending call.
 
-The clock decides: a loop timer that fires early is set again. When tests move the clock by hand,
-`tick` calls an alarm that no loop timer would have called yet.
+The clock decides when an alarm is due: a loop timer that fires early is set again. When tests move
+the clock by hand, `tick` calls an alarm that no loop timer would have called yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from topics_server.engine.ports import Clock
 
-# A loop that rounds down would otherwise call again at once.
+# Otherwise a loop that rounds down would call again at once.
 _AGAIN_MS_MIN: Final = 1.0
 
 
@@ -37,7 +37,7 @@ class Alarm:
             self._set(max(_AGAIN_MS_MIN, left_ms))
 
     def tick(self) -> bool:
-        """Call the callback if the time has come; False if it has not, or if the alarm is over."""
+        """Call the callback if it is due; False if it is not due, or if the alarm is over."""
         if self._timer is None or self._clock.monotonic_ms() < self._due_ms:
             return False
         self.cancel()

@@ -2,8 +2,8 @@
 
 A claimer is a claim or a push stream. A claimer that got a job moves to the end of the line, so
 with one job at a time every claimer gets its turn. At most one pass is scheduled: in this loop
-turn, or at the end of a coalescing window (§10.2). One more timer waits for jobs that become
-claimable by time. Contains no rule of leases. Used by `queue/service`; loop thread only.
+turn, or at the end of a coalescing window (§10.2). Another timer waits for jobs that become
+claimable by time. This module has no rule of leases. Used by `queue/service`; loop thread only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics_server.queue.dispatch.alarm import Alarm
 from topics_server.queue.leases.jobs import Claim
 from topics_server.values.errors import TopicsError
 
-# Waiting claimers are served at least this often: the wall clock may have stepped.
+# Waiting claimers are served at least this often, because the wall clock may step.
 _DUE_MS_MAX: Final = 60_000
 
 
@@ -52,23 +52,23 @@ class Claimer(Protocol):
         ...
 
     def wanted(self, now_ms: int) -> int:
-        """How many jobs it would take now."""
+        """The number of jobs that it would accept now."""
         ...
 
     def take(self, grant: ClaimGrant) -> None:
-        """Here they are."""
+        """Accept these jobs."""
         ...
 
     def fail(self, error: TopicsError) -> None:
-        """They cannot be given."""
+        """Report that the claim failed with this error."""
         ...
 
     def passed(self) -> None:
-        """A pass is over; a claimer that does not wait ends without jobs."""
+        """Note that a pass is over; a claimer that does not wait ends without jobs."""
         ...
 
     def lost(self, error: TopicsError) -> None:
-        """The queue is gone."""
+        """End: the queue was dropped."""
         ...
 
     def hold_back(self) -> None:
@@ -76,11 +76,11 @@ class Claimer(Protocol):
         ...
 
     def drain(self) -> None:
-        """The server is going down."""
+        """End: the server is shutting down."""
         ...
 
     def tick(self) -> None:
-        """Check whether a time is over."""
+        """Run the claimer's timer if it is due."""
         ...
 
 
@@ -128,7 +128,7 @@ class ConsumerQueue:
         self._due: asyncio.TimerHandle | None = None
         self._due_ms = 0
 
-    # -- who waits -------------------------------------------------------------------------
+    # -- waiting ---------------------------------------------------------------------------
 
     def join(self, claimer: Claimer) -> None:
         """Add a claimer at the end of the line."""
@@ -136,7 +136,7 @@ class ConsumerQueue:
         self.claimers[claimer] = None
 
     def leave(self, claimer: Claimer) -> None:
-        """Want nothing any more."""
+        """Remove a claimer that wants no more jobs."""
         self.claimers.pop(claimer, None)
         if claimer in self._impatient:
             self._impatient.remove(claimer)
@@ -157,7 +157,7 @@ class ConsumerQueue:
         return found
 
     def served(self, claimer: Claimer) -> None:
-        """A claimer got a job: the others come first now."""
+        """Move a claimer that got a job to the end of the line."""
         del self.claimers[claimer]
         self.claimers[claimer] = None
 
@@ -169,17 +169,17 @@ class ConsumerQueue:
         return self._window is not None
 
     def serve_soon(self) -> None:
-        """Schedule one pass in this loop turn."""
+        """Schedule a pass in this loop turn."""
         if self._soon is None and self._window is None:
             self._soon = asyncio.get_running_loop().call_soon(self.serve)
 
     def open_window(self, jitter_ms: int) -> None:
-        """Schedule a pass at the end of the window; an open window stays."""
+        """Schedule a pass at the end of the window; has no effect if a window is open."""
         if self._window is None:
             self._window = Alarm(self._clock, jitter_ms, self.serve)
 
     def serve(self) -> None:
-        """Run a pass now; no other is due then."""
+        """Run a pass now; it replaces a scheduled pass."""
         if self._soon is not None:
             self._soon.cancel()
         if self._window is not None:
@@ -193,7 +193,7 @@ class ConsumerQueue:
             claimer.passed()
 
     def look_at(self, due_ms: int | None, now_ms: int) -> None:
-        """Stir the line when something becomes claimable, which is at `due_ms`."""
+        """Call `stir` at `due_ms`, when a job becomes claimable."""
         latest_ms = now_ms + _DUE_MS_MAX
         due_ms = latest_ms if due_ms is None else min(due_ms, latest_ms)
         if self._due is not None:
@@ -212,7 +212,7 @@ class ConsumerQueue:
         self.notify()
 
     def notify(self) -> None:
-        """The queue changed."""
+        """Note that the queue changed."""
         self._stir(self.topic_id)
 
     def tick(self) -> None:
@@ -230,7 +230,7 @@ class ConsumerQueue:
         self._due_ms += by_ms
 
     def close(self) -> None:
-        """The last claimer left."""
+        """Stop all timers: the last claimer left."""
         for planned in (self._soon, self._window, self._due):
             if planned is not None:
                 planned.cancel()
@@ -249,7 +249,7 @@ class Poll:
         self.max_jobs = max_jobs
         self.lease_ms = lease_ms
         self.outcome: asyncio.Future[ClaimGrant | None] = asyncio.get_running_loop().create_future()
-        # How long it waits.
+        # The timer for the end of its wait.
         self.limit: Alarm | None = None
 
     def wanted(self, now_ms: int) -> int:
@@ -257,7 +257,7 @@ class Poll:
         return 0 if self.outcome.done() else self.max_jobs
 
     def take(self, grant: ClaimGrant) -> None:
-        """A poll is served once."""
+        """Resolve with the jobs; a poll is served once."""
         self.outcome.set_result(grant)
 
     def fail(self, error: TopicsError) -> None:
@@ -266,7 +266,7 @@ class Poll:
             self.outcome.set_exception(error)
 
     def passed(self) -> None:
-        """Nothing was there."""
+        """Resolve without jobs: there are none."""
         if not self.outcome.done():
             self.outcome.set_result(None)
 
@@ -275,7 +275,7 @@ class Poll:
         self.fail(error)
 
     def hold_back(self) -> None:
-        """A poll has no connection that could be held back."""
+        """Does nothing: a poll has no connection to hold back."""
         raise AssertionError("a claim is no push stream")
 
     def drain(self) -> None:
@@ -283,6 +283,6 @@ class Poll:
         self.passed()
 
     def tick(self) -> None:
-        """Its time may be over."""
+        """Run the timer of the wait if it is due."""
         if self.limit is not None:
             self.limit.tick()

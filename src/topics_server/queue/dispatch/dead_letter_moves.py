@@ -1,11 +1,10 @@
 """Moves jobs to the dead-letter topic and back (§10.6, redrive).
 
 A move is two entries. The store submits one after the other, and a restart completes an open move
-(ARCHITECTURE, Moves between topics). This module decides what moves; a moving job is not given to a
-claimer.
-Dead jobs move in the background: a dead job is claimable again only once it is certain that its
-move failed. A redrive takes the dead letters of one queue, a bounded number per call. Called by
-`queue/service` and `api/queues/handlers`.
+(ARCHITECTURE, Moves between topics). This module decides which records move; no claimer gets a
+moving job. Dead jobs move in the background: a dead job is claimable again only once it is certain
+that its move failed. A redrive takes the dead letters of one queue, a bounded number per call.
+Called by `queue/service` and `api/queues/handlers`.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ log: Final = logging.getLogger(__name__)
 _RETRY_MS: Final = 1_000
 # Bytes of one append of a move, unless one record is larger.
 _MOVE_BYTES_MAX: Final = 4 * MIB
-# Dead-letter moves under way at the same time.
+# The maximum of dead-letter moves under way at the same time.
 _BURIALS_MAX: Final = 2
-# Pages of records that a redrive examines before it reports that there are more.
+# The maximum of pages that a redrive examines; then it reports that there may be more.
 _PAGES_MAX: Final = 16
 _PAGE_RECORDS: Final = 1_000
 
 
 class _Moving(msgspec.Struct, frozen=True, gc=False):
-    """A moving record; `deliveries` and `error` are those of a dying job."""
+    """A moving record; `deliveries` and `error` are set for a dead job."""
 
     seq: int
     letter: Letter
@@ -58,7 +57,7 @@ class _Moving(msgspec.Struct, frozen=True, gc=False):
 
 
 class Mover:
-    """Moves between queues and dead-letter topics. `stir`: called when jobs may be claimable."""
+    """Moves between queues and dead-letter topics. `stir` is called when jobs may be claimable."""
 
     def __init__(
         self,
@@ -74,11 +73,11 @@ class Mover:
         self._stir = stir
         self._logs = logs
         self._tasks: set[asyncio.Task[None]] = set()
-        # Few at a time: their steps share the turns of the loop.
+        # Limits concurrent moves, because their steps share the turns of the loop.
         self._burying = asyncio.Semaphore(_BURIALS_MAX)
         # Dead letters in flight from topics that are not queues, by topic id.
         self._leaving: dict[int, set[int]] = {}
-        # Queues whose dead letters were refused, until a later one is accepted.
+        # Queues whose dead letters were refused; reset when one is accepted.
         self._is_refused: set[int] = set()
 
     async def finish(self) -> None:
@@ -136,7 +135,7 @@ class Mover:
             return
         except TopicsError as error:
             if error.code is Code.TOPIC_FULL and len(chunk) > 1:
-                # Other destinations may have room.
+                # Continue: other destinations may have room.
                 for moving in chunk:
                     await self._bury_chunk(topic, book, name, [moving])
                 return
@@ -152,7 +151,7 @@ class Mover:
         self._stir(topic.topic_id)
 
     def _revive(self, topic: Topic, book: LeaseBook, seqs: Iterable[int]) -> None:
-        """They did not move: later they are claimed, and found dead, again."""
+        """Make jobs that did not move claimable; a later claim finds them dead again."""
         book.cancel_move(seqs, self._clock.now_ms() + _RETRY_MS)
         self._stir(topic.topic_id)
 
@@ -188,7 +187,7 @@ class Mover:
         after_seq: int,
         max_jobs: int,
     ) -> Redriven:
-        """Turn dead letters of `queue` in `source` into jobs again: these, matching ones, or all.
+        """Turn dead letters of `queue` in `source` into jobs again: given, matching or all ones.
 
         Raises `TopicsError` if it prevented every move.
         """
@@ -198,7 +197,7 @@ class Mover:
             )
             skipped: list[int] = []
         else:
-            # At most as many as may move now; the next call takes the rest.
+            # Take at most as many as may move now; the next call takes the rest.
             asked = [seq for seq in seqs if seq > after_seq]
             more, asked = len(asked) > max_jobs, asked[:max_jobs]
             next_after_seq = asked[-1] if asked else after_seq
@@ -206,8 +205,8 @@ class Mover:
             found = [m for m in rows if _is_letter_of(m.letter, queue.name)]
             skipped = sorted(set(asked).difference(m.seq for m in found))
             if 0 in seqs and not after_seq:
-                # Seq 0 has no record, and `after_seq` cannot stand before it: reported once, by the
-                # first call.
+                # Seq 0 has no record, and no `after_seq` is below it: only the first call reports
+                # it.
                 skipped.insert(0, 0)
         taken = set(self._take(source, [m.seq for m in found]))
         skipped += [m.seq for m in found if m.seq not in taken]
@@ -246,7 +245,7 @@ class Mover:
     async def _redrive(
         self, queue: Topic, source: Topic, letters: Sequence[_Moving]
     ) -> tuple[int, int | None]:
-        """Move them in order; returns how many moved, and the first that did not, if any."""
+        """Move them in order; returns how many moved, and the first one that did not."""
         redriven = 0
         chunks = list(_chunks(letters))
         for index, chunk in enumerate(chunks):
@@ -258,7 +257,7 @@ class Mover:
                 )
             except TopicsError as error:
                 left = [m.seq for later in chunks[index + 1 :] for m in later]
-                # Only a restart knows the outcome of these.
+                # Only a restart can find out the outcome of these moves.
                 left += [] if isinstance(error, OutcomeUnknown) else seqs
                 self._release(source, left)
                 if redriven == 0:
@@ -269,7 +268,7 @@ class Mover:
         return redriven, None
 
     def _take(self, source: Topic, seqs: Sequence[int]) -> list[int]:
-        """Reserve those seqs that no other operation has reserved, and return them."""
+        """Reserve and return the seqs that no other operation has reserved."""
         seqs = deletable(source, seqs)
         if source.config.type is TopicType.QUEUE:
             book = self._lease_table.find(source.topic_id)
@@ -282,7 +281,7 @@ class Mover:
         return taken
 
     def _release(self, source: Topic, seqs: Iterable[int]) -> None:
-        """They did not leave."""
+        """Release the reservation of records that did not move."""
         book = self._lease_table.find(source.topic_id)
         if book is not None:
             book.cancel_move(seqs, self._clock.now_ms())
@@ -309,7 +308,7 @@ def _is_letter_of(letter: Letter, name: str) -> bool:
 
 
 def _chunks(found: Sequence[_Moving]) -> Iterator[list[_Moving]]:
-    """Runs of records that one append carries."""
+    """Split records into groups of which each fits one append."""
     chunk: list[_Moving] = []
     size = 0
     for moving in found:

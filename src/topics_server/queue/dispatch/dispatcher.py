@@ -24,11 +24,12 @@ from topics_server.queue.leases.lease_book import DEAD_JOBS_PER_CLAIM, LeaseBook
 from topics_server.queue.leases.lease_table import LeaseTable, live_jobs
 from topics_server.values.errors import TopicsError, topic_not_found
 
-# Limits of one turn while dead jobs stand before jobs that can be claimed: the number of passes,
-# and the time after which no further pass begins.
+# Limits of one turn while dead jobs precede claimable jobs: the number of passes, and the time
+# after which no further pass begins.
 _PASSES_MAX: Final = 16
 _PASSES_MS: Final = 4.0
-# Waiting claims of a queue that is gone which end in one turn: each is a task that answers.
+# The maximum of waiting claims of a dropped queue that end in one turn: each wakes a task that
+# answers.
 _LOST_MAX: Final = 32
 
 
@@ -44,19 +45,19 @@ class ClaimDispatcher:
         self._clock = clock
         self.queues: dict[int, ConsumerQueue] = {}
         self.is_draining = False
-        # Set by the service: the handlers of a pass's results.
+        # The handlers of a pass's results; set by the service.
         self.leasing: Leasing
         self.mover: Mover
 
     def attend(self, topic: Topic, claimer: Claimer) -> ConsumerQueue:
-        """Have a claimer wait in line from now on."""
+        """Add a claimer to the end of its queue's line."""
         consumers = self.consumers(topic)
         consumers.join(claimer)
         self.listen(consumers)
         return consumers
 
     def leave(self, consumers: ConsumerQueue, claimer: Claimer) -> None:
-        """A claimer waits no more."""
+        """Remove a claimer."""
         consumers.leave(claimer)
         if consumers.claimers or self.queues.get(consumers.topic_id) is not consumers:
             return
@@ -75,7 +76,7 @@ class ClaimDispatcher:
         return consumers
 
     def listen(self, consumers: ConsumerQueue) -> None:
-        """Listen to changes of the queue, and to jobs that become claimable by time."""
+        """Watch for changes of the queue, and for jobs that become claimable by time."""
         self.stir(consumers.topic_id)
         if not consumers.is_listening:
             consumers.is_listening = True
@@ -93,7 +94,7 @@ class ClaimDispatcher:
             consumers.serve_soon()
 
     def hold_back(self, topic_id: int, connections: set[int]) -> None:
-        """These push streams keep their jobs and get no more."""
+        """Give these push streams no more jobs; they keep those that they have."""
         consumers = self.queues.get(topic_id)
         if consumers is not None and connections:
             for claimer in consumers.claimers:
@@ -101,12 +102,12 @@ class ClaimDispatcher:
                     claimer.hold_back()
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by `by_ms`."""
+        """Adjust timers: the wall clock was set by `by_ms`."""
         for consumers in self.queues.values():
             consumers.shift(by_ms)
 
     def tick(self) -> None:
-        """Run the due timers: for clocks that are moved by hand."""
+        """Run the due timers; for clocks that tests move."""
         for consumers in tuple(self.queues.values()):
             consumers.tick()
 
@@ -123,8 +124,8 @@ class ClaimDispatcher:
                 consumers.is_gone = True
                 self._lose(consumers, deque(consumers.claimers))
             return
-        # One time for the whole pass: a job that becomes due during the pass waits for the next
-        # one.
+        # Use one time for the whole pass: a job that becomes due during the pass waits for the next
+        # pass.
         now_ms = self._clock.now_ms()
         ends_ms = self._clock.monotonic_ms() + _PASSES_MS
         for left in reversed(range(_PASSES_MAX)):
@@ -138,7 +139,7 @@ class ClaimDispatcher:
             consumers.look_at(book.next_due_ms(now_ms), now_ms)
 
     def _lose(self, consumers: ConsumerQueue, claimers: deque[Claimer]) -> None:
-        """The queue is gone: end some of its claims, the others in later turns of the loop."""
+        """End claims of a dropped queue: some now, the others in later turns of the loop."""
         for _ in range(min(_LOST_MAX, len(claimers))):
             claimer = claimers.popleft()
             if claimer in consumers.claimers:
@@ -151,11 +152,11 @@ class ClaimDispatcher:
     ) -> bool:
         """Divide the available jobs once; returns whether another pass may find more.
 
-        While dead jobs may hide claimable ones, nothing is given out, except in the last pass.
+        While dead jobs may precede claimable ones, no job is given out, except in the last pass.
         """
         live = live_jobs(topic, now_ms)
         ready = book.counts(now_ms, live).ready
-        # With this many jobs no further claimer can get one.
+        # With this many jobs no further claimer can get a job.
         hungry = consumers.hungry(now_ms, max(1, ready))
         if not hungry:
             return False

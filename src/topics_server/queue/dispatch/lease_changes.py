@@ -1,8 +1,9 @@
 """Commits decided lease changes and runs what follows from them.
 
 If the queue's leases are durable, a change is journaled and waits for its sync; otherwise it is
-applied at once, and only snapshots keep it. Waiting claimers and the queue's lease log are
-notified. This module decides nothing. Called by `queue/service`, `queue/dispatch/dispatcher`.
+applied at once, and only snapshots keep it. Waiting claimers are notified, and the queue's lease
+log gets the events. This module makes no decision. Called by `queue/service`,
+`queue/dispatch/dispatcher`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log: Final = logging.getLogger(__name__)
 
 
 class Leasing:
-    """Commits decided changes. `stir`: called when jobs of a queue may be claimable.
+    """Commits decided changes. `stir` is called when jobs of a queue may be claimable.
 
     `on_moved` is called for a change without an entry in the journal.
     """
@@ -50,19 +51,20 @@ class Leasing:
         self._on_moved = on_moved
 
     def grant(self, topic: Topic, claim: Claim) -> Ticket | None:
-        """Lease the jobs of a claim. Raises `TopicsError` if the journal does not take it."""
+        """Lease the jobs of a claim. Raises `TopicsError` if the journal refuses the entry."""
         ticket = self._commit(topic, claim.entry)
         if isinstance(topic.config.lease_log, str):
             self._note_claimed(topic, claim, ticket)
         if ticket is not None and not ticket.is_done:
-            # Only now the leases' end is known, or that the jobs are free again.
+            # Only after this ticket it is known when the leases end, or that the jobs are free
+            # again.
             ticket.waiters.append(lambda: self._stir(topic.topic_id))
         return ticket
 
     def change(
         self, topic: Topic, book: LeaseBook, entry: LeasesReleased | LeasesExtended
     ) -> Ticket | None:
-        """Release or extend leases; returns the ticket to wait for, if any.
+        """Release or extend leases; returns the ticket to wait for, or None.
 
         Raises `TopicsError`.
         """
@@ -82,7 +84,7 @@ class Leasing:
         return ticket
 
     def release(self, topic: Topic, book: LeaseBook, entry: LeasesReleased | None) -> None:
-        """Release leases without waiting; if the journal refuses, they run out by themselves."""
+        """Release leases without waiting; if the journal refuses, they expire by themselves."""
         if entry is None:
             return
         try:
@@ -99,7 +101,7 @@ class Leasing:
         return None
 
     def give_back(self, grant: ClaimGrant, from_seq: int = 0) -> None:
-        """Release granted jobs from this seq on: no client got them."""
+        """Release granted jobs from this seq on, because no client got them."""
         if grant.ticket is not None and not grant.ticket.is_done:
             grant.ticket.waiters.append(lambda: self.give_back(grant, from_seq))
             return
@@ -119,7 +121,7 @@ class Leasing:
         seqs: Iterable[int],
         entry: LeasesReleased | LeasesExtended | None = None,
     ) -> list[LeaseEvent]:
-        """The lease log's events for these leases, taken before the change."""
+        """The lease log's events for these leases; call it before the change."""
         if not isinstance(topic.config.lease_log, str):
             return []
         available = dict(entry.jobs) if isinstance(entry, LeasesReleased) else {}
@@ -168,7 +170,7 @@ class Leasing:
             )
 
     def note_lost(self, topic: Topic, now_ms: int, lost: Iterable[LostLease]) -> None:
-        """Log leases that had expired when their jobs were claimed again."""
+        """Log leases that were expired when their jobs were claimed again."""
         if isinstance(topic.config.lease_log, str):
             self.note(
                 topic,

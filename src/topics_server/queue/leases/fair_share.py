@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 
 def divide(available: int, wanted: Sequence[int]) -> list[int]:
-    """How many jobs each claimer gets: all requested jobs, or all available ones.
+    """The number of jobs for each claimer: all requested jobs, or all available ones.
 
-    First the whole parts; then one more job each in the order of the largest remainders, earlier
-    claimers before later ones. Only a claimer that has not got all its jobs has a remainder, so one
-    more is never too many.
+    First each claimer gets the whole part of its share; then one more job each, by the largest
+    remainder, earlier claimers first. Only a claimer that has not got all its jobs has a remainder,
+    so one more job is never too many.
     """
     assert available >= 0
     assert all(count >= 0 for count in wanted)
@@ -32,7 +32,7 @@ def divide(available: int, wanted: Sequence[int]) -> list[int]:
 
 
 def deal(seqs: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
-    """The seqs dealt one at a time, round after round, until each claimer has its share."""
+    """Deal the seqs one at a time, round after round, until each claimer has its share."""
     assert sum(shares) == len(seqs)
     hands: list[list[int]] = [[] for _ in shares]
     if len(hands) == 1:

@@ -1,8 +1,8 @@
 """Deleted jobs that are still in a book, until later calls forget them. Pure.
 
-A delete of a part of a queue may hit more jobs than a turn of the loop can take out of the book's
-tables. Their seqs are found at once, by numpy; a caller that looks at a job asks `has` first. Used
-by `lease_book`.
+A delete of a part of a queue may include more jobs than a turn of the loop can remove from the
+book's tables. Their seqs are collected at once, by numpy; a caller must check a job with `has`
+first. Used by `kept_jobs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics_server.queue.leases.unclaimed import Seqs
 
 
 def among(seqs: Seqs, known: Seqs) -> npt.NDArray[np.bool_]:
-    """Which of these seqs are known; `known`: in any order."""
+    """The seqs that are in `known`, which may have any order."""
     if not len(known):
         return np.zeros(len(seqs), np.bool_)
     known = np.sort(known)
@@ -28,10 +28,10 @@ def among(seqs: Seqs, known: Seqs) -> npt.NDArray[np.bool_]:
 
 
 class Gone:
-    """Seqs in ascending order; those before `_at` are forgotten, and the `_early` ones, too.
+    """Seqs in ascending order; those before `_at` and those in `_early` are forgotten.
 
-    `count`: how many jobs are deleted and still in the book. Mostly none are, and each call on a
-    queue asks, so it is kept and not computed.
+    `count`: the number of deleted jobs that are still in the book. It is stored, not computed,
+    because each call on a queue needs it, and it is mostly 0.
     """
 
     __slots__ = ("_at", "_early", "_seqs", "count")
@@ -43,11 +43,11 @@ class Gone:
         self.count = 0
 
     def __bool__(self) -> bool:
-        """Whether there may be some."""
+        """Whether there may be any."""
         return self._at < len(self._seqs)
 
     def add(self, seqs: Seqs) -> None:
-        """These distinct jobs of the book are deleted; they may be here already."""
+        """Add distinct deleted jobs of the book; they may be included already."""
         if self:
             left = np.frombuffer(self._seqs, np.uint64)[self._at :]
             left = left[~among(left, np.fromiter(self._early, np.uint64, len(self._early)))]
@@ -66,12 +66,12 @@ class Gone:
         return at < len(self._seqs) and self._seqs[at] == seq
 
     def note(self, seqs: Iterable[int]) -> None:
-        """The book forgets these jobs now."""
+        """Note that the book forgets these jobs now."""
         self._early.update(seq for seq in seqs if self.has(seq))
         self._recount()
 
     def take(self, limit: int) -> list[int]:
-        """The next jobs that the book has to forget."""
+        """The next jobs that the book must forget."""
         seqs = self._seqs[self._at : self._at + limit].tolist()
         self._at += len(seqs)
         if self:
@@ -82,7 +82,7 @@ class Gone:
         return seqs
 
     def clear(self) -> None:
-        """The book has none of them any more."""
+        """Remove all seqs: the book has none of these jobs any more."""
         self._seqs, self._at = array("Q"), 0
         self._early = set()
         self.count = 0

@@ -1,7 +1,7 @@
-"""Which jobs a node holds by the leases that it names (§10.4 to §10.6). Pure.
+"""Finds the jobs that a node holds, by lease ids (§10.4 to §10.6). Pure.
 
-A job is the node's while its lease is, also beyond its deadline; a lease that is ending, or a job
-that is moving to another topic, is not. Called by `queue/leases/lease_book`.
+A node holds a job while it has the job's lease, even beyond the deadline, but not while the lease
+is ending or the job is moving to another topic. Called by `queue/leases/lease_book`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Jobs = Mapping[int, HeldJob]
 
 
 def matched(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Matched:
-    """The seqs of an ack; each counts once."""
+    """Sort the seqs of an ack; each counts once."""
     if _holds_all(jobs, node, seqs, lease_ids):
         return Matched(list(seqs), [], [])
     hit: dict[int, None] = {}
@@ -44,7 +44,7 @@ def matched(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int]
 def leased(
     jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """The jobs that the node holds and the seqs that it does not; each once."""
+    """The jobs that the node holds, and the other seqs; each once."""
     hit: dict[int, None] = {}
     missed: dict[int, None] = {}
     for seq, job in _held(jobs, node, seqs, lease_ids):
@@ -56,7 +56,7 @@ def leased(
 
 
 def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
-    """Whether the node holds all of these jobs, named in ascending order, and none is ending."""
+    """Whether the node holds all of these jobs (ascending), and none of their leases is ending."""
     before = 0
     for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
         job = jobs.get(seq)
@@ -76,7 +76,7 @@ def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[i
 def _held(
     jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
 ) -> Iterator[tuple[int, HeldJob | None]]:
-    """Each seq with its job, if the node holds it by this lease; else with None."""
+    """Each seq, with its job if the node holds it by this lease, else with None."""
     assert lease_ids is None or len(lease_ids) == len(seqs)
     for index, seq in enumerate(seqs):
         job = jobs.get(seq)

@@ -1,7 +1,7 @@
-"""A leased job, and the values that queue questions return. Pure.
+"""A leased job, and the values that a lease book returns. Pure.
 
-All are values except `HeldJob`, which only its `LeaseBook` changes. Lease ids are numbers inside
-and `lease_<hex>` outside. Used by `leases`, `lease_parts` and their callers.
+All are immutable except `HeldJob`, which only its `LeaseBook` changes. Lease ids are numbers inside
+and `lease_<hex>` outside. Used by `lease_book`, `lease_parts` and their callers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGrant
 
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{1,16})")
 
-# Why a job is busy, beside pending entries (`HeldJob.pending`).
+# Reasons why a job is busy, other than pending entries (`HeldJob.pending`).
 LEAVING: Final = 1  # one of these ends the current lease
 ACKING: Final = 2
 MOVING: Final = 4
@@ -39,7 +39,7 @@ def lease_text(lease_id: int) -> str:
 
 
 def lease_number(text: str) -> int:
-    """The id of a client's token; 0, which no lease has, for a malformed token."""
+    """The lease id of a client's token; 0 (the id of no lease) for a malformed token."""
     found = _LEASE_ID.fullmatch(text)
     return int(found.group(1), 16) if found else 0
 
@@ -51,12 +51,12 @@ def lease_numbers(texts: list[str]) -> list[int]:
 
 
 class HeldJob(msgspec.Struct, gc=False):
-    """A job that was handed out, or is about to be.
+    """A job that was leased, or is about to be.
 
     `lease_id`: 0 if it is not leased. `at_ms`: claimable from then on (for a lease: its deadline +
-    1). `deliveries`: leases so far. `lsn`: the newest journaled entry included here. `pending`:
-    entries in flight; `flags`: other reasons why it is busy. `is_timed`: it was never leased, and
-    its record named `at_ms`. `error`: the reason of the last nack that gave one.
+    1). `deliveries`: leases so far. `lsn`: the newest included journaled entry. `pending`: entries
+    in flight; `flags`: other reasons why it is busy. `is_timed`: it was never leased, and its
+    record named `at_ms`. `error`: the reason of the last nack that gave one.
     """
 
     lease_id: int = 0
@@ -83,7 +83,7 @@ class HeldJob(msgspec.Struct, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """One claimer. `connection`: its push stream, 0 if it polls."""
+    """One claimer. `connection`: its push stream; 0 for a poll."""
 
     node: str
     max_jobs: int
@@ -168,7 +168,7 @@ class LeaseView(msgspec.Struct, frozen=True, gc=False):
 
 
 def why_skipped(job: HeldJob | None, node: str, fence: int | None) -> SkipReason:
-    """The reason why an existing job is not the node's. `fence`: the lease id it sent, if any."""
+    """Why a node does not hold an existing job. `fence`: the lease id that it sent, if any."""
     if job is None:
         return SkipReason.NOT_LEASED
     if job.flags & MOVING:
@@ -185,7 +185,7 @@ def why_skipped(job: HeldJob | None, node: str, fence: int | None) -> SkipReason
 
 
 def seqs_of(entry: LeaseEntry) -> list[int]:
-    """The jobs an entry is about."""
+    """The seqs of the jobs in an entry."""
     if isinstance(entry, LeasesGranted):
         return [seq for seq, _ in entry.leases]
     if isinstance(entry, LeasesReleased):

@@ -1,8 +1,8 @@
-"""The jobs of one queue that a book keeps, where they are, and how deleted ones leave. Pure.
+"""The jobs of one queue in a book, and the removal of deleted ones. Pure.
 
-A delete takes a bounded number of jobs out at once. The jobs of a larger delete stay, as `gone`,
-and later calls remove them; every query skips such jobs. If all jobs are deleted, they go in one
-step. This is the base of `lease_book`, which holds the rules of jobs.
+A delete removes a bounded number of jobs at once. The jobs of a larger delete stay, as `gone`, and
+later calls remove them; every query skips such jobs. If all jobs are deleted, they are removed in
+one step. This is the base of `lease_book`, which holds the rules of jobs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from topics_server.queue.leases.unclaimed import Seqs, UnclaimedJobs, seqs_in_ru
 
 
 class KeptJobs:
-    """`jobs`: those that were handed out, or are about to be; `unclaimed`: all others.
+    """`jobs`: jobs that were leased, or are about to be; `unclaimed`: all other jobs.
 
-    `taking`: the busy jobs that were never leased; a capture stores them as unclaimed.
+    `taking`: busy jobs that were never leased; a capture stores them as unclaimed.
     """
 
     def __init__(self, rubbish: Rubbish | None) -> None:
@@ -48,7 +48,7 @@ class KeptJobs:
         return self._places.resting.count + max(0, unclaimed)
 
     def forget(self, first_seq: int, last_seq: int) -> None:
-        """These records are deleted, with their lease, count and delay."""
+        """Forget deleted records, with their lease, delivery count and delay."""
         known = len(self.jobs) + len(self.unclaimed.delayed_until)
         if last_seq - first_seq < min(known, FREED_JOBS):
             self.forget_seqs(range(first_seq, last_seq + 1))
@@ -69,7 +69,7 @@ class KeptJobs:
             self._forget_many(firsts, lasts)
 
     def _forget_many(self, firsts: Seqs, lasts: Seqs) -> None:
-        """`forget` of what may be more than a turn of the loop can take out."""
+        """`forget` for more jobs than a turn of the loop can remove."""
         jobs = seqs_in_runs(self.jobs, firsts, lasts)
         delayed = seqs_in_runs(self.unclaimed.delayed_until, firsts, lasts)
         if len(jobs) + len(delayed) <= FREED_JOBS:
@@ -78,7 +78,7 @@ class KeptJobs:
         if len(jobs) == len(self.jobs) and len(delayed) == len(self.unclaimed.delayed_until):
             self._forget_all()
             return
-        # Those that would be handed out again at once, so that no claim looks at them in vain.
+        # Remove at once those that would be leased again next, so that no claim examines them.
         is_waiting = among(jobs, np.fromiter(self._places.waiting(), np.uint64))
         self.forget_seqs(jobs[is_waiting].tolist())
         self._gone.add(jobs[~is_waiting])
@@ -86,7 +86,7 @@ class KeptJobs:
         self._rubbish.later(self._forget_some)
 
     def _forget_some(self) -> bool:
-        """Forget some of the deleted jobs; whether there are more."""
+        """Forget some of the deleted jobs; returns whether there are more."""
         for gone in (self._gone, self._gone_delayed):
             if gone:
                 self._take_out(gone.take(FREED_JOBS))
@@ -94,12 +94,12 @@ class KeptJobs:
         return bool(self._gone or self._gone_delayed)
 
     def _forget_gone(self, seqs: Iterable[int]) -> None:
-        """Forget those of these jobs that are deleted."""
+        """Forget the deleted ones of these jobs."""
         if self._gone.count:
             self.forget_seqs([seq for seq in seqs if self._gone.has(seq)])
 
     def _forget_all(self) -> None:
-        """Every job is deleted, also those of entries in flight."""
+        """Forget every job, including those of entries in flight."""
         self._rubbish.add(self.jobs)
         self._gone.clear()
         self._gone_delayed.clear()
@@ -118,7 +118,7 @@ class KeptJobs:
 
     def _take_out(self, seqs: Iterable[int]) -> None:
         jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
-        # Jobs that are in a timer, as most are, leave it together.
+        # Most jobs are in a timer; remove them from it together.
         timed: dict[int, list[int]] = {}
         for seq in seqs:
             if seq in delayed_until:

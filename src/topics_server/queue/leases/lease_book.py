@@ -1,16 +1,15 @@
 """One queue's leases: holder, deadline, next job, delivery count. Pure.
 
 No I/O and no clock: times are arguments, in ms of the wall clock; when the clock is set, `shift`
-moves every duration's end. `decide_*` methods return the entry that makes the change; they change
-only where due jobs are kept. A pending entry makes its jobs *busy*: no claimer gets them until the
-entry is applied or undone. Acks and moves make their jobs busy too.
+moves every duration's end. `decide_*` methods return the entry that makes the change; the only
+change that they make themselves is to move due jobs. A pending entry makes its jobs *busy*: no
+claimer gets them until the entry is applied or undone. Acks and moves make their jobs busy too.
 
-A job that was never handed out is not in the book (see `unclaimed`). A lease is over when `now >
-deadline`; then any claimer may get the job. Until one does, the job stays with its holder, whose
-late ack, nack or extend still counts. Invariants: a job is in at most one of the three timers, and
-in none while it is busy; every job in the book is live, because the book observes deletes and
-floors. Called by `queue/leases/lease_table` (entries) and `queue/service` (everything else); on the
-loop.
+A job that was never leased is not in the book (see `unclaimed`). A lease is over when `now >
+deadline`; then any claimer may get the job. Until then the job stays with its holder, whose late
+ack, nack or extend is still valid. Invariants: a job is in at most one of the three timers, and in
+none while it is busy; every job in the book is live, because the book observes deletes and floors.
+Called by `queue/leases/lease_table` (entries) and `queue/service` (everything else); on the loop.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ from topics_server.queue.leases.timers import shifted
 from topics_server.queue.leases.unclaimed import LiveJobs as LiveJobs
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 
-# Dead jobs that one claim reports for the dead-letter topic; the next claim continues.
+# The maximum of dead jobs that one claim reports for the dead-letter topic; the next claim
+# continues.
 DEAD_JOBS_PER_CLAIM: Final = 64
 
 
@@ -70,7 +70,7 @@ class LeaseBook(KeptJobs):
     ) -> Claims:
         """Jobs for every claimer, in one pass: returned jobs first, then unclaimed ones.
 
-        `max_deliveries`: 0 if there is no limit, or no dead-letter topic. The caller stages every
+        `max_deliveries`: 0 if there is no limit or no dead-letter topic. The caller stages every
         entry and begins the move of every dead job before it does anything else.
         """
         self._advance(now_ms, live)
@@ -92,14 +92,14 @@ class LeaseBook(KeptJobs):
     def _find_returned(
         self, limit: int, live: LiveJobs, max_deliveries: int
     ) -> tuple[list[int], list[int]]:
-        """Returned jobs to hand out, in order, and those without deliveries left."""
+        """Returned jobs to lease, in order, and those without deliveries left."""
         found: list[int] = []
         dead: list[int] = []
         gone: list[int] = []
 
         def wants_more(seq: int) -> bool:
             if live.next_live(seq) != seq:
-                gone.append(seq)  # lost to damage, which makes no entry
+                gone.append(seq)  # lost by damage, which has no entry
             elif max_deliveries and self.jobs[seq].deliveries >= max_deliveries:
                 dead.append(seq)
             else:
@@ -136,10 +136,10 @@ class LeaseBook(KeptJobs):
     def first_unclaimed(
         self, now_ms: int, limit: int, live: LiveJobs, live_from: Callable[[int, int], list[int]]
     ) -> list[int] | None:
-        """The jobs that a single claimer gets now; None if jobs came back, which go first.
+        """The jobs that a single claimer gets now; None if there are returned jobs, which go first.
 
-        `live_from(seq, limit)`: the first live seqs from `seq` on. Like a decision, it changes only
-        where due jobs are kept.
+        `live_from(seq, limit)`: the first live seqs from `seq` on. Like a decision, it only moves
+        due jobs.
         """
         self._advance(now_ms, live)
         if self._places.returned.count:
@@ -156,7 +156,7 @@ class LeaseBook(KeptJobs):
     ) -> None:
         """Lease jobs that were never leased and are due; the ids of the leases ascend by one.
 
-        What `stage` and `apply` make of an entry for these jobs that is not journaled.
+        The effect is that of `stage` and `apply` for an entry that is not journaled.
         """
         assert seqs
         jobs, at_ms, lease_id = self.jobs, deadline_ms + 1, first_id
@@ -166,7 +166,7 @@ class LeaseBook(KeptJobs):
         self._places.leased.put_all(seqs, at_ms)
         self.unclaimed.take_all(seqs)
 
-    # -- what a holder may do --------------------------------------------------------------
+    # -- acks, nacks, extends, releases ----------------------------------------------------
 
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
@@ -237,7 +237,7 @@ class LeaseBook(KeptJobs):
         """The delete of these jobs was submitted; once it is applied, they are forgotten."""
         jobs = self.jobs
         if seqs and self._places.leased.discard_all(seqs, jobs[seqs[0]].at_ms):
-            # Leased by one claim, as most acked jobs are, and not busy.
+            # The usual case: the jobs were leased by one claim, and are not busy.
             self._busy_count += len(seqs)
             for seq in seqs:
                 job = jobs[seq]
@@ -260,7 +260,7 @@ class LeaseBook(KeptJobs):
                 self._unpark(seq, job)
 
     def movable(self, now_ms: int, seqs: Iterable[int]) -> list[int]:
-        """Those seqs that are neither leased nor busy."""
+        """The seqs that are neither leased nor busy."""
         self._advance(now_ms, None)
         seqs = list(seqs)
         self._forget_gone(seqs)
@@ -287,7 +287,7 @@ class LeaseBook(KeptJobs):
         return begun
 
     def cancel_move(self, seqs: Iterable[int], available_ms: int) -> None:
-        """These did certainly not move: claimable again from this time on."""
+        """Make jobs that certainly did not move claimable again from this time on."""
         for seq in seqs:
             job = self.jobs.get(seq)
             if job is None or not job.flags & MOVING:
@@ -302,14 +302,14 @@ class LeaseBook(KeptJobs):
     def counts(self, now_ms: int, live: LiveJobs) -> Counts:
         """The gauges as of now."""
         self._advance(now_ms, live)
-        # `ready` and `in_flight` of one moment.
+        # The body of `ready` and `in_flight`, for one moment.
         taken, delayed, moving = self._taken, self._delayed, self._moving_count
         ready = max(0, live.count - max(0, taken) - delayed)
         return Counts(ready, max(0, taken - moving), delayed, moving, self.dead_lettered)
 
     def ready(self, live: LiveJobs) -> int:
-        """How many jobs can be claimed; the book has just been asked for the same moment."""
-        # Damage removes records without an entry: a damaged job counts until the book meets it.
+        """The number of claimable jobs, as of the moment of the preceding call."""
+        # Damage removes records without an entry: a damaged job counts until a claim finds it.
         return max(0, live.count - max(0, self._taken) - self._delayed)
 
     def in_flight(self, now_ms: int) -> int:
@@ -363,7 +363,7 @@ class LeaseBook(KeptJobs):
                 job.flags |= LEAVING
 
     def undo(self, entry: LeaseEntry) -> None:
-        """A staged entry failed."""
+        """Undo a staged entry that has failed."""
         for seq in seqs_of(entry):
             job = self._unstage(seq, entry)
             if job is not None:
@@ -406,7 +406,7 @@ class LeaseBook(KeptJobs):
         """The job that a replayed entry changes, made busy; None if the entry is included."""
         job = self.jobs.get(seq)
         if job is None:
-            # A release or extend of a job that the capture had not leased has no effect.
+            # A release or extend of a job that was not leased in the capture has no effect.
             return self._add_busy(seq) if isinstance(entry, LeasesGranted) else None
         if lsn <= job.lsn:
             return None
@@ -428,9 +428,9 @@ class LeaseBook(KeptJobs):
     # -- facts of the topic ----------------------------------------------------------------
 
     def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
-        """A record was appended that is claimable only from `at_ms` on.
+        """Note a record that is claimable only from `at_ms` on.
 
-        `is_time`: the record named that time; it holds by the wall clock.
+        `is_time`: the record named that time, so it does not move if the clock is set.
         """
         if seq not in self.jobs:
             self.unclaimed.delay(seq, at_ms, is_time=is_time)
@@ -438,7 +438,7 @@ class LeaseBook(KeptJobs):
     # -- places ----------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
-        """Move jobs whose time has come to where they belong."""
+        """Move jobs whose time has come to their new place."""
         if self._gone.count:
             self._forget_gone(list(self._places.due(now_ms)))
         self._places.advance(now_ms)
@@ -448,7 +448,7 @@ class LeaseBook(KeptJobs):
             self.forget_below(live.floor_seq)
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by `by_ms`: leases and delays keep their length."""
+        """Adjust times to a wall clock set by `by_ms`: leases and delays keep their length."""
         self._places.shift(self.jobs, by_ms)
         self.unclaimed.shift(by_ms)
 
@@ -462,7 +462,7 @@ class LeaseBook(KeptJobs):
         return job
 
     def _unpark(self, seq: int, job: HeldJob) -> None:
-        """Put the job where it belongs, unless it is still busy."""
+        """Put the job into its place, unless it is still busy."""
         if job.is_busy:
             return
         self._busy_count -= 1
@@ -481,7 +481,7 @@ class LeaseBook(KeptJobs):
     # -- snapshots and restarts ------------------------------------------------------------
 
     def adopt(self, seq: int, job: HeldJob) -> None:
-        """A job from a snapshot."""
+        """Add a job from a snapshot."""
         assert seq not in self.jobs
         assert not job.is_busy
         assert not job.is_unclaimed
@@ -499,7 +499,7 @@ class LeaseBook(KeptJobs):
         for seq in [*self.jobs, *self.unclaimed.delayed_until]:
             if live.next_live(seq) != seq:
                 self.forget(seq, seq)
-        # No client is connected; a lease that is kept lasts until its deadline.
+        # No client is connected now; a kept lease lasts until its deadline.
         self._connections.clear()
         for seq, job in self.jobs.items():
             assert not job.is_busy

@@ -1,8 +1,8 @@
 """The lease log of a queue, appended to an ordinary topic.
 
-Outside a claim's path: events are collected in memory and appended in batches by a task. If the
-topic is full, refuses or is too slow, events are lost; the server's log reports this once, and the
-queue is never held up. Called by `queue/service` and `queue/dispatch/dead_letter_moves`; loop
+It does not slow claims: events are collected in memory, and a task appends them in batches. If the
+topic is full, refuses appends or is too slow, events are lost; the server's log reports this once,
+and the queue never waits. Called by `queue/service` and `queue/dispatch/dead_letter_moves`; loop
 thread only.
 """
 
@@ -26,7 +26,7 @@ log: Final = logging.getLogger(__name__)
 
 Event = Literal["claimed", "acked", "released", "extended", "expired", "dead_lettered"]
 
-# Events of one append, and of one topic's waiting events.
+# The maximum of events in one append, and of events that wait for one topic.
 _BATCH_EVENTS: Final = 1_000
 WAITING_EVENTS_MAX: Final = 65_536
 
@@ -38,8 +38,8 @@ class LeaseEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `epoch`: the incarnation of the queue's name; a queue that was dropped and made again uses the
     same seqs again. `deadline`: when the lease ends, or ended; `available`: when the job can be
-    claimed again. All times in ms. `error`: the reason of the nack, or the job's last one when it
-    becomes a dead letter.
+    claimed again. All times in ms. `error`: the reason of the nack, or the job's last reason when
+    it becomes a dead letter.
     """
 
     event: Event
@@ -69,7 +69,7 @@ def lease_event(
     available_ms: int = 0,
     error: str = "",
 ) -> LeaseEvent:
-    """An event about the lease of this number; 0 is no lease."""
+    """An event about the lease with this id; 0: no lease."""
     shown = lease_text(lease_id) if lease_id else ""
     return LeaseEvent(
         event, queue, epoch, seq, ts, node, shown, deliveries, deadline_ms, available_ms, error
@@ -121,10 +121,10 @@ class LeaseLogs:
 
     async def _write(self) -> None:
         try:
-            # The task starts in the next turn: events of this one go together.
+            # The task starts in the next turn, so that events of this turn are appended together.
             while self._waiting:
                 name = next(iter(self._waiting))
-                # Move to the end if there is more: every log has its turn.
+                # Move this log to the end if it has more events, so that every log gets its turn.
                 waiting = self._waiting.pop(name)
                 batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH_EVENTS))]
                 if waiting:

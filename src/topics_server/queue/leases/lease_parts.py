@@ -1,9 +1,9 @@
 """Encodes one queue's leases as snapshot parts, and back. Pure.
 
 A piece holds as many jobs as can be encoded in one slice; entries may be applied between two
-pieces. So each piece is as new as the lsn of its part. The first piece says from which lsn on the
-journal supplies what no piece has: its cursor, delays and list of jobs are those of its own moment.
-Pending entries are not included. Called by `queue/leases/lease_table`.
+pieces. So each piece is as new as the lsn of its part. The cursor, the delays and the list of jobs
+are those at the moment of the first piece; from its lsn on the journal supplies the rest. Pending
+entries are not included. Called by `queue/leases/lease_table`.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
 
 
 def _unclaimed_position(book: LeaseBook) -> tuple[int, list[int], list[int]]:
-    """The cursor for unclaimed jobs of a restored book; delayed seqs and their times.
+    """The cursor for unclaimed jobs of a restored book, and the delayed seqs with their times.
 
-    Seqs from the cursor on that were leased are in `jobs`, or dead.
+    Seqs from the cursor on that were leased are in `jobs` or are dead.
     """
     delayed_until = book.unclaimed.delayed_until
     taken = [seq for seq in book.taking if book.jobs[seq].at_ms]

@@ -1,10 +1,10 @@
 """The leases of all queues: a projection of the journal. Pure.
 
-Lease entries come through the FIFO of the leases; the table observes the entries of queues as they
-are applied to their topics, live and in replay. The two sequences have no common order, so each
-book notes its progress in both. With `leases_durable` off, entries are applied at once and never
-journaled: only snapshots keep them. A job that moves to the dead-letter topic is counted when it is
-deleted here, after its copy was stored there (ARCHITECTURE, Moves between topics).
+Lease entries arrive through the FIFO of the leases; the table also observes the entries that are
+applied to queues, live and in replay. The two sequences have no common order, so each book stores
+its progress in both. With `leases_durable` off, entries are applied at once and never journaled:
+only snapshots keep them. A job that moves to the dead-letter topic is counted when it is deleted
+here, after its copy was stored there (ARCHITECTURE, Moves between topics).
 
 Satisfies `projections.Projection`; called by commits, recovery, the checkpointer (entries) and by
 `queue/service` (everything else). Loop thread only.
@@ -58,7 +58,7 @@ def live_jobs(topic: Topic, now_ms: int) -> LiveJobs:
 class LeaseTable:
     """The lease books of all queues, by topic id.
 
-    `first_lease_id`: random, so no id is repeated.
+    `first_lease_id`: random, so that no id is repeated.
     """
 
     def __init__(self, first_lease_id: int) -> None:
@@ -71,14 +71,14 @@ class LeaseTable:
         self._committed_lsn = 0
         self._committed_shift_ms = 0
         self._applied_lsn = 0
-        # Jobs with a copy in the dead-letter topic that are not deleted yet, by queue.
+        # By queue: jobs that have a copy in the dead-letter topic and are not deleted yet.
         self._marked: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
         return len(self._by_queue)
 
     def free_soon(self, soon: Callable[[Callable[[], None]], object]) -> None:
-        """Have `soon` call what frees jobs that are gone, in later turns of the loop."""
+        """Let `soon` schedule the freeing of deleted jobs in later turns of the loop."""
         self._rubbish.soon = soon
 
     def find(self, queue_id: int) -> LeaseBook | None:
@@ -108,7 +108,7 @@ class LeaseTable:
         return self._last_id
 
     def reserve_ids(self, count: int) -> int:
-        """The first of so many lease ids that follow each other."""
+        """Reserve consecutive lease ids; returns the first one."""
         if self._last_id > U64_MAX - count:
             self._last_id = 0
         first_id = self._last_id + 1
@@ -122,7 +122,7 @@ class LeaseTable:
         return book
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by `by_ms`; leases and delays keep their length."""
+        """Adjust times to a wall clock set by `by_ms`; leases and delays keep their length."""
         self._shifted_ms += by_ms
         for book in self._by_queue.values():
             book.shift(by_ms)
@@ -195,7 +195,7 @@ class LeaseTable:
 
     def _put(self, lsn: int, entry: TopicPut) -> None:
         if entry.config.type is TopicType.QUEUE and entry.topic_id not in self._by_queue:
-            # Entries older than the book's first do not concern it.
+            # Skip entries that are older than the book.
             self._open(entry.topic_id).topic_lsn = lsn - 1
 
     def _appended(self, lsn: int, entry: RecordsAppended) -> None:
@@ -234,7 +234,7 @@ class LeaseTable:
             self._count_dead(book, 1, floor.seq - 1)
 
     def _count_dead(self, book: LeaseBook, first_seq: int, last_seq: int) -> None:
-        """Deleted jobs with a copy in the dead-letter topic have arrived there."""
+        """Count deleted jobs that have a copy in the dead-letter topic as dead-lettered."""
         marked = self._marked.get(book.queue_id)
         if not marked:
             return
@@ -283,14 +283,16 @@ class LeaseTable:
         self._applied_lsn = max(self._applied_lsn, captured.applied_lsn)
         for image in captured.queues:
             if image.queue_id not in self._by_queue:
-                # Later pieces are newer; from here on the journal supplies what no piece has.
+                # Later pieces are newer; from the lsn of this piece on the journal supplies the
+                # rest.
                 self._open(image.queue_id).leases_lsn = captured.applied_lsn
             restore_piece(self._by_queue[image.queue_id], image, captured.applied_lsn)
 
     def finish_recovery(self, now_ms: int, *, was_clean: bool, topics: Iterable[Topic]) -> None:
-        """After replay, before requests are served: drop what the existing topics contradict.
+        """After replay, before requests are served: drop books whose topic does not exist.
 
-        After an unclean stop only durable leases are kept; of the others only the delivery counts.
+        After an unclean stop only durable leases are kept; of other leases only the delivery counts
+        are kept.
         """
         restored, self._by_queue = self._by_queue, {}
         for topic in topics:

@@ -1,8 +1,8 @@
-"""Jobs that are gone, freed a few at a time. Pure.
+"""Frees deleted jobs a few at a time. Pure.
 
-A purge takes all jobs out of a book in one step, and other large deletes leave them there
-(`gone`). To free a hundred thousand of them takes longer than a turn of the loop may, so later
-turns do it, and calls for any queue. Used by `lease_book` and `lease_table`.
+A purge removes all jobs from a book in one step, and other large deletes leave the jobs there
+(`gone`). Freeing a hundred thousand jobs takes longer than a turn of the loop may last, so later
+turns free them, and so do calls for any queue. Used by `lease_book` and `lease_table`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from topics_server.queue.leases.jobs import HeldJob
 
-# Jobs that one call frees.
+# The number of jobs that one call frees.
 FREED_JOBS: Final = 1_000
 
 
@@ -40,7 +40,7 @@ class Rubbish:
             self._call_soon()
 
     def later(self, forget: Callable[[], bool]) -> None:
-        """Call `forget` once in each later call, until it says that nothing is left."""
+        """Call `forget` once in each later call, until it returns that nothing is left."""
         self._forgetting[forget] = None
         self._call_soon()
 

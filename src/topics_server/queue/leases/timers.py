@@ -3,7 +3,8 @@
 Jobs have no timer and cost no work of their own: jobs due in the same millisecond share a bucket,
 and a due bucket moves as a whole. So 100,000 leases that end within a second cost at most a
 thousand steps. A seq is in at most one bucket, and a caller that removes it knows its time. A heap
-holds the buckets' times, including some of removed buckets. Used by `leases` and `unclaimed`.
+holds the buckets' times, including some of removed buckets. Used by `kept_jobs`, `lease_book` and
+`unclaimed`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 
 from topics_server.queue.leases.jobs import HeldJob
 
-# A heap may hold this many times of removed buckets beside as many of live ones.
+# A heap may hold this many times of removed buckets in addition to as many times of live ones.
 _STALE_TIMES_MAX: Final = 64
 
 
@@ -81,7 +82,7 @@ class JobTimers:
         return True
 
     def _drop(self, at_ms: int) -> None:
-        """Forget an empty bucket."""
+        """Remove an empty bucket."""
         del self._buckets[at_ms]
         if len(self.times) > 2 * len(self._buckets) + _STALE_TIMES_MAX:
             self.times = list(self._buckets)
@@ -97,11 +98,11 @@ class JobTimers:
                 yield at_ms, bucket
 
     def seqs(self) -> Iterator[int]:
-        """All of them."""
+        """All seqs."""
         return chain.from_iterable(self._buckets.values())
 
     def due(self, now_ms: int) -> Iterator[int]:
-        """Those that are due."""
+        """The seqs that are due."""
         due = (bucket for at_ms, bucket in self._buckets.items() if at_ms <= now_ms)
         return chain.from_iterable(due)
 
@@ -113,7 +114,7 @@ class JobTimers:
 
 
 class _Bucket:
-    """Seqs claimable since one time. `order`: the seqs in descending order, built on first use.
+    """Seqs claimable since one time. `order`: the seqs, descending, built on first use.
 
     `order` may hold removed seqs, but never at its end.
     """
@@ -141,7 +142,7 @@ class _Bucket:
 
 
 class Returned:
-    """Seqs that may be handed out again: the longest waiting first, then the lowest."""
+    """Seqs that may be leased again: the longest waiting first, then the lowest."""
 
     __slots__ = ("_buckets", "_times", "count")
 
@@ -151,11 +152,11 @@ class Returned:
         self.count = 0
 
     def seqs(self) -> Iterator[int]:
-        """All of them."""
+        """All seqs."""
         return chain.from_iterable(bucket.seqs for bucket in self._buckets.values())
 
     def add(self, at_ms: int, seqs: set[int]) -> None:
-        """These are claimable since `at_ms`; the bucket takes over the set."""
+        """Add seqs that are claimable since `at_ms`; the bucket takes over the set."""
         assert seqs
         self.count += len(seqs)
         bucket = self._buckets.get(at_ms)
@@ -176,7 +177,7 @@ class Returned:
         return True
 
     def _shrunk(self, at_ms: int, bucket: _Bucket, by: int) -> None:
-        """So many seqs of a bucket are gone."""
+        """Count removed seqs of a bucket."""
         self.count -= by
         if not bucket.seqs:
             del self._buckets[at_ms]
@@ -194,7 +195,7 @@ class Returned:
         return True
 
     def visit(self, wants_more: Callable[[int], bool]) -> None:
-        """Show seqs in order until `wants_more` returns False. It must not change this object."""
+        """Call `wants_more` with seqs in order until it is False; it must not change this."""
         seen: list[int] = []
         goes_on = self.count > 0
         while goes_on and self._times:
@@ -209,9 +210,9 @@ class Returned:
 
 
 class JobPlaces:
-    """Where the jobs are that no entry is under way for; a job is in one of the places.
+    """The places of jobs without an entry in flight; a job is in exactly one of them.
 
-    `leased`: by the end of the lease; `resting`: behind a nack; `returned`: claimable again.
+    `leased`: by the end of the lease; `resting`: delayed by a nack; `returned`: claimable again.
     """
 
     __slots__ = ("leased", "resting", "returned")
@@ -222,7 +223,7 @@ class JobPlaces:
         self.returned = Returned()
 
     def advance(self, now_ms: int) -> None:
-        """Jobs whose time has come are claimable again."""
+        """Make jobs whose time has come claimable again."""
         for schedule in (self.leased, self.resting):
             times = schedule.times
             if times and times[0] <= now_ms:
@@ -230,7 +231,7 @@ class JobPlaces:
                     self.returned.add(at_ms, seqs)
 
     def waiting(self) -> Iterator[int]:
-        """The jobs that wait to be handed out again."""
+        """The jobs that wait to be leased again."""
         return chain(self.resting.seqs(), self.returned.seqs())
 
     def due(self, now_ms: int) -> Iterator[int]:
@@ -244,7 +245,7 @@ class JobPlaces:
         return self.leased.next_ms(), self.resting.next_ms()
 
     def take_one(self, seq: int, at_ms: int) -> None:
-        """Take a job out of its place."""
+        """Remove a job from its place."""
         taken = (
             self.leased.discard(seq, at_ms)
             or self.resting.discard(seq, at_ms)
@@ -253,7 +254,7 @@ class JobPlaces:
         assert taken, "a job that is not parked is in one of the three places"
 
     def take_out(self, seqs: Sequence[int], at_ms: int) -> None:
-        """Take distinct jobs of one time out of their places: in one step if they are together."""
+        """Remove distinct jobs of one time from their places, in one step if they are together."""
         if not (
             self.leased.discard_all(seqs, at_ms)
             or self.resting.discard_all(seqs, at_ms)
@@ -263,7 +264,7 @@ class JobPlaces:
                 self.take_one(seq, at_ms)
 
     def shift(self, jobs: Mapping[int, HeldJob], by_ms: int) -> None:
-        """The wall clock was set by `by_ms`: leases and delays keep their length."""
+        """Adjust times to a wall clock set by `by_ms`: leases and delays keep their length."""
         moved: list[tuple[JobTimers | Returned, int]] = []
         for seq, job in jobs.items():
             places = (self.leased, self.resting, self.returned)

@@ -1,9 +1,10 @@
-"""Jobs of one queue that nobody has claimed yet. Pure.
+"""Jobs of one queue that were not claimed yet. Pure.
 
-A job that waits its turn costs no memory: `next_seq` is a cursor over the topic's log, so a million
-ready jobs are free. Stored are delayed jobs until they are due, and ranges behind the cursor that
-may still hold unclaimed jobs (due jobs, and jobs that a claim skipped). A range is a place to look:
-the log knows which jobs are live, and the book knows which are leased. Used by `leases` only.
+A ready job needs no memory here: `next_seq` is a cursor over the topic's log, so a million ready
+jobs cost nothing. Only two kinds are stored: delayed jobs until they are due, and ranges before the
+cursor that may still have unclaimed jobs (due jobs, and jobs that a claim skipped). A range only
+says where to search: the log shows which jobs are live, and the book which are leased. Used by
+`lease_book` and `kept_jobs`.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class UnclaimedJobs:
 
     def __init__(self) -> None:
         self.next_seq = 1
-        # The due time of each delayed job; the same by time.
+        # The due time of each delayed job, and the delayed jobs by due time.
         self.delayed_until: dict[int, int] = {}
-        # Delayed jobs whose records named the time; the others have a delay.
+        # Delayed jobs whose records named the time; the other jobs have a delay.
         self.timed: set[int] = set()
         self._delayed = JobTimers()
         # Runs of jobs appended with a delay, from the cursor on: the cursor skips them.
@@ -53,11 +54,11 @@ class UnclaimedJobs:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no unclaimed job is below the cursor, and none from it on is delayed."""
+        """Whether no unclaimed job is below the cursor, and no job from it on is delayed."""
         return not (self._ranges or self._runs)
 
     def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
-        """The job is claimable from `at_ms` on. `is_time`: its record named that time."""
+        """Note a job that is claimable from `at_ms` on. `is_time`: its record named that time."""
         if seq in self.delayed_until:
             return
         self.delayed_until[seq] = at_ms
@@ -72,23 +73,23 @@ class UnclaimedJobs:
         elif runs[-1][1] == seq - 1:
             runs[-1] = (runs[-1][0], seq)
         else:
-            # A replayed entry that a snapshot already has, or a move that was taken back.
+            # This is a replayed entry that a snapshot includes, or a move that was undone.
             merged = runs_of([*self.delayed_until])
             self._runs = deque(run for run in merged if run[1] >= self.next_seq)
 
     def forget(self, seq: int) -> None:
-        """The job is deleted or was claimed: forget its delay."""
+        """Forget the delay of a job that was deleted or claimed."""
         at_ms = self.delayed_until.pop(seq, None)
         if at_ms is not None:
             self._delayed.discard(seq, at_ms)
             self.timed.discard(seq)
 
     def forget_all(self) -> None:
-        """Every job is deleted: forget all delays."""
+        """Forget all delays: every job is deleted."""
         self.delayed_until, self.timed, self._delayed = {}, set(), JobTimers()
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by `by_ms`: delays keep their length."""
+        """Adjust times after the wall clock was set by `by_ms`: delays keep their length."""
         for seq, at_ms in self.delayed_until.items():
             if seq not in self.timed:
                 self._delayed.discard(seq, at_ms)
@@ -96,7 +97,7 @@ class UnclaimedJobs:
                 self._delayed.put(seq, moved)
 
     def advance(self, now_ms: int) -> None:
-        """Jobs whose time has come may be handed out."""
+        """Make jobs whose time has come claimable."""
         due: list[int] = []
         for _, seqs in self._delayed.take_due(now_ms):
             due.extend(seqs)
@@ -111,7 +112,7 @@ class UnclaimedJobs:
         return self._delayed.next_ms()
 
     def offer(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Search these seqs too: the cursor has passed them."""
+        """Search these seqs too, although the cursor has passed them."""
         new = list(ranges)
         if len(new) * 4 > len(self._ranges):
             self._ranges += new
@@ -121,12 +122,12 @@ class UnclaimedJobs:
                 heappush(self._ranges, found)
 
     def readmit(self, first_seq: int, last_seq: int) -> None:
-        """Search these seqs again where the cursor has passed them."""
+        """Search those of these seqs again that the cursor has passed."""
         if first_seq < self.next_seq:
             self.offer([(first_seq, min(last_seq, self.next_seq - 1))])
 
     def take(self, seq: int) -> None:
-        """The job is handed out: it is no longer unclaimed."""
+        """Note that the job is leased, and no longer unclaimed."""
         self.forget(seq)
         while self._runs and self._runs[0][0] <= seq:
             first, last = self._runs.popleft()
@@ -134,7 +135,7 @@ class UnclaimedJobs:
         self._pass(seq, seq)
 
     def take_all(self, seqs: Sequence[int]) -> None:
-        """`take` of ascending jobs."""
+        """`take` for ascending jobs."""
         if self._runs or self.delayed_until:
             for seq in seqs:
                 self.take(seq)
@@ -146,13 +147,13 @@ class UnclaimedJobs:
                 self.next_seq = seq + 1
 
     def _pass(self, first_seq: int, last_seq: int) -> None:
-        """Move the cursor behind a range; the part in front of the cursor stays to be searched."""
+        """Move the cursor past a range; the part before the cursor must still be searched."""
         if self.next_seq < first_seq:
             self.offer([(self.next_seq, first_seq - 1)])
         self.next_seq = max(self.next_seq, last_seq + 1)
 
     def first(self, limit: int, live: LiveJobs, is_taken: Callable[[int], bool]) -> list[int]:
-        """The lowest seqs that may be handed out, ascending, up to `limit`."""
+        """The lowest seqs that may be leased, ascending, up to `limit`."""
         if limit <= 0:
             return []
         passed = self._first_passed(limit, live, is_taken)

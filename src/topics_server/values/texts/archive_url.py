@@ -1,7 +1,8 @@
 """The URL of an archive: which kind of store, and where in it.
 
-A URL names no user, no password and no option: credentials come from the environment of the store's
-own convention. Called by `settings`, the command line and `archive/continuous/places/opening`.
+A URL contains no user, no password and no option: credentials come from the environment variables
+that the object store defines. Called by `settings`, the command line and
+`archive/continuous/places/opening`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]{0,254}", re.ASCII)
 
 
-# Object stores: the first part of the path is the bucket, the rest a prefix.
+# The schemes of object stores: the first part of the path is the bucket, the rest is a prefix.
 CLOUDS: Final = frozenset({"s3", "gs", "az"})
 
 
 class ArchiveUrl(NamedTuple):
-    """`path`: of a folder; empty for an object store. `text`: the URL, plain."""
+    """`path`: the folder's path; empty for an object store. `text`: the URL."""
 
     scheme: str
     path: str
@@ -53,5 +54,5 @@ def parse_archive_url(text: str) -> ArchiveUrl:
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is meant as the URL of an archive, and not as a path."""
+    """Whether a text is the URL of an archive, not a path."""
     return "://" in text

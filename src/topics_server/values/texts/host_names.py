@@ -1,4 +1,4 @@
-"""Host names in one spelling each, and lists of them. Pure.
+"""Brings host names, and lists of them, into one normal form. Pure.
 
 Called by `settings`, for `TOPICS_ALLOWED_HOSTS`, and by `auth/hosts`, for the `Host` of a request.
 """

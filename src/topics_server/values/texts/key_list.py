@@ -23,9 +23,9 @@ SCOPE_NAMES: Final = {"read": READ, "write": WRITE, "delete": DELETE, "admin": A
 _SCOPES: Final = {name[0]: scope for name, scope in SCOPE_NAMES.items()} | SCOPE_NAMES
 _SCOPES["rw"] = READ | WRITE
 
-# The characters of a bearer token, except those that separate entries and their fields.
+# The characters of a bearer token, without those that separate entries and their fields.
 _SECRET: Final = re.compile(r"[\x21-\x2b\x2d-\x39\x3b-\x7e]+")
-# The first characters of a topic's or a router's name.
+# A prefix: the first characters of a topic's or a router's name.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
@@ -34,7 +34,7 @@ class KeysError(ValueError):
 
 
 class KeyGrant(msgspec.Struct, frozen=True):
-    """One configured key: the SHA-256 of its secret, its scopes, and its prefixes; none: any."""
+    """One configured key: its secret's SHA-256, its scopes, its prefixes (none: all names)."""
 
     digest: bytes
     scopes: int
@@ -50,7 +50,7 @@ def parse_keys(text: str) -> tuple[KeyGrant, ...]:
 def parse_key_lines(text: str) -> tuple[KeyGrant, ...]:
     """The keys of a file: one entry a line; blank lines and lines with `#` first are skipped.
 
-    Raises `KeysError`, also if there is no entry.
+    Raises `KeysError`, even if there is no entry at all.
     """
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
     entries = [(where, line) for where, line in lines if line.strip()[:1] not in ("", "#")]
@@ -75,7 +75,7 @@ def _grants(entries: Iterable[tuple[str, str]]) -> tuple[KeyGrant, ...]:
 
 
 def _grant(entry: str) -> KeyGrant:
-    """`key`, `key:scopes` or `key:scopes:prefixes`."""
+    """Parse one entry: `key`, `key:scopes` or `key:scopes:prefixes`."""
     secret, _, rest = entry.partition(":")
     scopes, _, prefixes = rest.partition(":")
     if not secret:

@@ -15,7 +15,7 @@ _STRAY_PERCENT: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def parse_query(query: bytes) -> dict[str, str]:
-    """The query's parameters, decoded; the first of a repeated one counts."""
+    """The query's parameters, decoded; of repeated parameters the first one counts."""
     if not query:
         return {}
     return dict(reversed(query_pairs(query)))

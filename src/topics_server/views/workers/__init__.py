@@ -4,6 +4,6 @@
 - `query_worker`: a process that answers queries of views.
 - `records`: the records of a batch as columns.
 - `sandbox`: confines the SQL of definitions and queries.
-- `view_file`: one file of one view: its tables, and up to which record they are built.
-- `view_folder`: the folder of a view, as the server sees it.
+- `view_file`: one file of one view: its tables and its position.
+- `view_folder`: the server's access to the folder of a view.
 """

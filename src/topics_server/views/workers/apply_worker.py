@@ -1,9 +1,9 @@
 """The process that applies records to the files of all views.
 
 One child a server (`python -m topics_server.views.workers.apply_worker DIRECTORY`). It holds a lock
-on the directory, so that the child of a server that was killed is gone before another one writes.
-It ends when its standard input does. SQL that never ends is stopped by `view_file`; a child
-that hangs inside a function of the database is killed by `processes`.
+on the directory, so that the child of a killed server has ended before another one writes. It ends
+when its standard input ends. `view_file` stops SQL that never ends; `processes` kills a child that
+hangs inside a function of the database.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ _EXPECTED: Final = (
 
 
 class Applier:
-    """The open files by path."""
+    """The open files of views, by path."""
 
     def __init__(self) -> None:
         self._files: dict[str, ViewFile] = {}
-        # The records applied last: the next part of a message often has the same pieces.
+        # The records that were applied last: the next part of a message often has the same pieces.
         self._records: tuple[list[BlockRows], RecordColumns] | None = None
 
     def answer(self, request: Request) -> Answer:
-        """Serve a request; an expected error is an answer, too."""
+        """Serve a request; an expected error becomes an answer too."""
         try:
             if isinstance(request, ApplyAll):
                 return AllApplied([self._part(part, request.pieces) for part in request.parts])
@@ -108,7 +108,7 @@ class Applier:
         if isinstance(error, MovedError):
             return Moved()
         path = getattr(request, "path", "")
-        # Also of a file that another request has open: it is opened anew.
+        # Close the file, even if another request opened it: it will be opened again.
         self._forget(path)
         if is_of_disk(error) and (isinstance(request, Create) or os.path.exists(path)):
             return DiskTrouble(str(error))
@@ -164,13 +164,13 @@ class Applier:
         return Done(found.at, bytes_of(request.path), monotonic_ms() - began_ms)
 
     def _records_of(self, batch: Batch) -> RecordColumns:
-        """The records of a batch; those of the batch before, if it has the same pieces."""
+        """The records of a batch; reuses those of the batch before if the pieces are the same."""
         if self._records is None or self._records[0] is not batch.pieces:
             self._records = batch.pieces, RecordColumns(batch)
         return self._records[1]
 
     def close(self) -> None:
-        """Close every file, with nothing beside it that the database would have to look at."""
+        """Close every file and leave no journal of the database beside it."""
         for path in list(self._files):
             self._forget(path)
 
@@ -196,17 +196,17 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    """Run as the child: with lower priority than the server, ignoring the terminal's interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
-    # The first view makes the folder.
+    # The first view creates the folder.
     os.makedirs(sys.argv[1], mode=0o700, exist_ok=True)
     directory = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(directory, fcntl.LOCK_EX)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        # The server is gone; leave without flushing into its closed pipe.
+        # The server is gone; exit without flushing into its closed pipe.
         os._exit(0)
 
 

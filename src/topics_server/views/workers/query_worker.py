@@ -2,8 +2,8 @@
 
 The server keeps a few (`python -m topics_server.views.workers.query_worker`). Connections are
 read-only and confined; each query has bounds on time, memory, rows and bytes. The rows and
-`processed_seq` are read in one transaction, so the number belongs to these rows. It ends when its
-standard input does; one that does not answer in time is killed by `processes`.
+`processed_seq` are read in one transaction, so the number belongs to these rows. A process ends
+when its standard input ends; `processes` kills one that does not answer in time.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from topics_server.views.workers.view_file import (
 
 _NICENESS: Final = 5
 _HEAP_BYTES: Final = 96 * MIB
-# Open files; of a file that is gone its connection goes with time.
+# The maximum of open files; connections of removed files are closed as others replace them.
 _FILES_MAX: Final = 16
 
 
 class Querier:
-    """Read-only connections by path, the least recently used closed first."""
+    """Read-only connections by path; closes the least recently used one first."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, Sandbox] = OrderedDict()
 
     def answer(self, query: ViewQuery) -> Answer:
-        """The rows of a query, or why there are none."""
+        """The rows of a query, or the reason why there are none."""
         try:
             sandbox = self._file(query.path)
             return self._rows(sandbox, query)
@@ -98,7 +98,7 @@ class Querier:
                 if cursor.description is None:
                     raise RefusedSql("the statement gives no rows", query.sql)
                 columns = [column[0] for column in cursor.description]
-                # One row at a time: values of a row may be as large as the database's memory.
+                # Fetch one row at a time: one row may be as large as the database's memory.
                 for row in cursor:
                     if len(encoded) >= query.max_rows or _bytes_of(row) > query.max_bytes - size:
                         is_cut = True
@@ -127,12 +127,12 @@ _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 
 
 def _bytes_of(row: Sequence[Any]) -> int:
-    """The least that a row takes in JSON, without making it."""
+    """A lower bound of a row's size in JSON, without making the JSON."""
     return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _shown(value: Any) -> Any:
-    """How a value without a form in JSON is shown: bytes in base64."""
+    """Convert a value that JSON cannot represent: bytes become base64."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
     raise TypeError(type(value).__name__)
@@ -155,7 +155,7 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    """Run as the child: with lower priority than the server, ignoring the terminal's interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     try:

@@ -1,6 +1,6 @@
-"""The records of a batch as columns: what `apply` gets, and nothing that it does not use.
+"""The records of a batch as columns: only those that `apply` uses.
 
-Each column is made once, when a statement asks for it, with few steps in Python for each record.
+Each column is made once, when a statement first needs it, with few Python steps for each record.
 Runs in the apply process; called by `view_file`.
 """
 
@@ -20,7 +20,7 @@ _Part = tuple[Block, Sequence[int] | None]
 
 
 class RecordColumns:
-    """The records of a batch, in seq order. Raises `ValueError` for what is no batch."""
+    """The records of a batch, in seq order. Raises `ValueError` for an invalid batch."""
 
     def __init__(self, batch: Batch) -> None:
         self._parts: list[_Part] = [
@@ -32,7 +32,7 @@ class RecordColumns:
             raise ValueError("a batch has another number of records than it says")
 
     def column(self, name: str) -> list[Any]:
-        """The values of this parameter of `apply`, one a record. Raises `KeyError`."""
+        """The values of this parameter of `apply`, one for each record. Raises `KeyError`."""
         found = self._columns.get(name)
         if found is None:
             column_of = _COLUMNS[name]
@@ -61,7 +61,7 @@ def _tags(block: Block) -> Sequence[str | None]:
 
 
 def _datas(block: Block) -> Sequence[str | bytes]:
-    """JSON as text; a bytes record as bytes."""
+    """The data column: JSON as text, a bytes record as bytes."""
     ends, kinds = block.ends, payload_kinds(block.kinds)
     if _BYTES_KIND in kinds:
         datas = block.datas(range(block.count))
@@ -76,7 +76,7 @@ def _metas(block: Block) -> Sequence[str | None]:
     ends = block.ends
     starts: Sequence[int] = ends[::2]
     if has_traces(block.kinds):
-        # A deleted record has kept its kind, not its meta.
+        # A deleted record still has its kind, but no meta.
         starts = [
             min(start + TRACE_BYTES, end) if kind & TRACED_KIND else start
             for start, end, kind in zip(starts, ends[1::2], block.kinds, strict=True)

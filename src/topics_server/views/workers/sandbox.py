@@ -1,9 +1,10 @@
 """Confines the SQL of view definitions and queries.
 
-The database's authorizer sees every action that a statement would take, before it runs. What is not
-on a list is refused: an action, a function, a table. Bounds on lengths, memory and time hold what
-is allowed. There is one connection per view file and purpose; its *mode* says whose statement is
-being compiled. Runs in helper processes only: called by `view_file` and `query_worker`.
+The database calls the authorizer with every action of a statement before it runs. An action, a
+function or a table that is not on a list is refused. Limits on lengths, memory and time apply to
+allowed statements. There is one connection for each view file and purpose; its *mode* says whose
+statement is being compiled. Runs in helper processes only: called by `view_file` and
+`query_worker`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any, Final
 from topics_server.runtime.clock import monotonic_ms, random_hex
 from topics_server.values.limits import MIB, VIEW_SQL_BYTES_MAX
 
-# Names of the server's own table in a view file; a definition cannot make or read one.
+# Names of the server's own table in a view file; a definition cannot create or read them.
 OWN_PREFIX: Final = "_topics"
 
 _VALUE_BYTES_MAX: Final = 64 * MIB
-# Operations of the database's virtual machine between two looks at the clock.
+# Operations of the database's virtual machine between two checks of the time.
 _STEPS: Final = 20_000
 _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_LENGTH: _VALUE_BYTES_MAX,
@@ -54,7 +55,7 @@ _PURE_FUNCTIONS: Final = frozenset(
     json_group_array json_group_object json_each json_tree -> ->>
     """.split()
 )
-# Of a view these take their time from their arguments only; see `add_dates`.
+# In a view, these functions take the time only from their arguments; see `add_dates`.
 _DATE_FUNCTIONS: Final = frozenset("date time datetime julianday unixepoch strftime".split())
 _QUERY_FUNCTIONS: Final = (
     _PURE_FUNCTIONS
@@ -104,7 +105,7 @@ class Mode(enum.Enum):
 
 
 class Sandbox:
-    """A confined connection. `refusal`: why the authorizer refused the last statement, if so."""
+    """A confined connection. `refusal`: why the authorizer refused the last statement."""
 
     def __init__(self, connection: sqlite3.Connection, *, heap_bytes: int) -> None:
         self.connection = connection
@@ -126,7 +127,8 @@ class Sandbox:
         modules = connection.execute("SELECT name FROM pragma_module_list").fetchall()
         self._modules = frozenset(str(name).lower() for (name,) in modules) - _TABLE_FUNCTIONS
         self._tables: frozenset[str] = frozenset()
-        # Their declaration names a schema table: it is made now, while nothing is refused.
+        # The declaration of these functions reads a schema table: run it now, while nothing is
+        # refused.
         connection.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')").fetchall()
         connection.set_authorizer(self._authorize)
         connection.set_progress_handler(self._is_late, _STEPS)
@@ -138,15 +140,16 @@ class Sandbox:
         self._tables = frozenset(name for name in names if not _is_reserved(name))
 
     def own(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement of the server, unconfined; its rows."""
+        """Run a statement of the server, unconfined; returns its rows."""
         assert self._mode is Mode.OWN
-        # The connection keeps compiled statements by their text: no text of a user equals one of
-        # ours, so that none is found compiled without the authorizer.
+        # The connection caches compiled statements by their text. The secret makes our texts differ
+        # from every user's text, so that no user's statement is found compiled without the
+        # authorizer.
         return self.connection.execute(f"/* {self._secret} */ {sql}", parameters).fetchall()
 
     @contextmanager
     def mode(self, mode: Mode, seconds: float) -> Iterator[sqlite3.Connection]:
-        """The connection for statements of a user, which end after so many seconds."""
+        """The connection for a user's statements, which are stopped after so many seconds."""
         assert self._mode is Mode.OWN
         self._mode = mode
         self.refusal = None
@@ -159,7 +162,7 @@ class Sandbox:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time of the statements is up."""
+        """Whether the time of the statements is over."""
         return bool(self._is_late())
 
     def _is_late(self) -> int:
@@ -202,10 +205,10 @@ class Sandbox:
                 return None  # how a table is created
             return f"the table {first} is not of this view"
         if action in _MAKES and mode is Mode.SCHEMA:
-            # The second name is that of an index' table.
+            # The second name is the table of the index.
             if all(self._may_make(given) for given in (name, second.lower()) if given):
                 return None
-            # An index that a table brings along is named by the database.
+            # The database names the index that a table implies.
             if action == sqlite3.SQLITE_CREATE_INDEX and name.startswith("sqlite_autoindex"):
                 return None
             return f"the name {first} is reserved"
@@ -222,7 +225,8 @@ class Sandbox:
             return None
         if self._mode is Mode.SCHEMA and (name in _SCHEMA_TABLES or self._may_make(name)):
             return None
-        # A reference without a column may be to a name of WITH: no table of the database.
+        # A reference without a column may be to a name from WITH, which is no table of the
+        # database.
         if not column and self._may_make(name):
             return None
         return f"the table {name} is not of this view"
@@ -239,10 +243,10 @@ def _is_reserved(name: str) -> bool:
 
 
 def add_dates(sandbox: Sandbox) -> None:
-    """Replace the date functions by ones that never ask what time it is.
+    """Replace the date functions by ones that never read the current time.
 
-    `datetime('now')`, `datetime()` and the modifiers of the local time zone are refused: a view
-    gives the same rows each time it is built.
+    `datetime('now')`, `datetime()` and the modifiers of the local time zone are refused: so a view
+    has the same rows each time it is built.
     """
     scratch = sqlite3.connect(":memory:")
     for name in _DATE_FUNCTIONS:

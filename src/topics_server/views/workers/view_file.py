@@ -1,11 +1,11 @@
-"""One file of one view: its tables, and up to which record they are built.
+"""One file of one view: its tables and its position.
 
 The rows and `processed_seq` change in one transaction, so each record counts once, however often a
-batch is sent. Besides the tables of the definition the file has one table of the server,
-`_topics_view`, with one row: which incarnation of the topic was read, how far, the topic's last
-entry by then, which gaps were met, whether the build ever caught up, and the definition, so that an
-older file can be queried while its successor is built. Runs in helper processes only: called by
-`apply_worker` and `query_worker`.
+batch is sent. In addition to the tables of the definition the file has one table of the server,
+`_topics_view`, with one row: the incarnation of the topic that was read, the position, the topic's
+last entry at that time, the gaps that were passed, whether the build has ever caught up, and the
+definition, so that an older file can be queried while its successor is built. Runs in helper
+processes only: called by `apply_worker` and `query_worker`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _VERSION: Final = 2
 _TABLE: Final = f"{OWN_PREFIX}_view"
 _HEAP_BYTES: Final = 256 * MIB
 _SCHEMA_SECONDS: Final = 5.0
-# A batch that takes longer is stopped, and the record at work is named.
+# A batch that takes longer is stopped, and the current record is reported.
 BATCH_SECONDS: Final = 10.0
-# Later versions of Python give named parameters no values by position.
+# Later versions of Python do not accept values by position for named parameters.
 _BINDS_BY_NAME: Final = sys.version_info >= (3, 12)
 _Gaps = list[tuple[int, int]]
 _COLUMNS: Final = (
@@ -43,7 +43,7 @@ _COLUMNS: Final = (
 
 
 class RefusedSql(Exception):
-    """A statement of a definition or query is wrong, not allowed, or takes too much."""
+    """A statement of a definition or query is wrong, not allowed, or exceeds a limit."""
 
     def __init__(self, message: str, statement: str, reason: str = "sql") -> None:
         super().__init__(message)
@@ -63,11 +63,11 @@ class FailedRecord(Exception):
 
 
 class MovedError(Exception):
-    """The file does not stand where the batch begins: the sender has to look again."""
+    """The file's position is not where the batch begins: the sender must read it again."""
 
 
 def connect(path: str, *, read_only: bool) -> sqlite3.Connection:
-    """A connection in autocommit mode. Raises `sqlite3.Error`."""
+    """Open a connection in autocommit mode. Raises `sqlite3.Error`."""
     url = Path(path).absolute().as_uri() + ("?mode=ro" if read_only else "?mode=rw")
     connection = sqlite3.connect(url, uri=True, isolation_level=None, timeout=5.0)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -95,7 +95,8 @@ class ViewFile:
         self._connection = connection
         own = self._sandbox.own
         own("PRAGMA journal_mode = WAL")
-        # Commits reach the disk at checkpoints: after a power cut the file is whole and older.
+        # Commits reach the disk only at checkpoints: after a power cut the file is intact, but
+        # older.
         own("PRAGMA synchronous = NORMAL")
         page_bytes = int(own("PRAGMA page_size")[0][0])
         own(f"PRAGMA max_page_count = {max(64, max_bytes // page_bytes)}")
@@ -106,7 +107,7 @@ class ViewFile:
     def create(
         cls, path: str, definition: ViewDefinition, topic_id: str, epoch: int, *, max_bytes: int
     ) -> ViewFile:
-        """A new file with empty tables. Raises `RefusedSql` for a definition that cannot be."""
+        """Create a file with empty tables. Raises `RefusedSql` for an invalid definition."""
         remove(path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -133,7 +134,7 @@ class ViewFile:
 
     @classmethod
     def open(cls, path: str, *, max_bytes: int) -> ViewFile:
-        """A file that is there. Raises `sqlite3.Error`, `ValueError` if it is no view's file."""
+        """Open an existing file. Raises `sqlite3.Error`, `ValueError` if it is no view's file."""
         found = cls(path, max_bytes=max_bytes)
         try:
             found._upgrade()
@@ -157,11 +158,11 @@ class ViewFile:
             with self._sandbox.mode(Mode.APPLY, _SCHEMA_SECONDS) as connection:
                 connection.execute(f"EXPLAIN {sql}", found)
         except (sqlite3.Error, sqlite3.Warning, MemoryError):
-            pass  # the first record tells
+            pass  # the first record reports the error
         return found.names
 
     def _upgrade(self) -> None:
-        """Give a file of version 1 the columns that it lacks."""
+        """Add the missing columns to a file of version 1."""
         own = self._sandbox.own
         if own(f"SELECT version FROM {_TABLE}") != [(1,)]:
             return
@@ -172,7 +173,7 @@ class ViewFile:
         own("COMMIT")
 
     def facts(self) -> FileFacts:
-        """The facts that the file states about itself."""
+        """The facts that are stored in the file."""
         used = {name for statement in self._apply for name in statement.names}
         return msgspec.structs.replace(
             facts_of(self._sandbox),
@@ -181,9 +182,9 @@ class ViewFile:
         )
 
     def apply(self, batch: Batch, records: RecordColumns | None = None) -> None:
-        """Apply the records of a batch in one transaction. `records`: its records, if made before.
+        """Apply a batch in one transaction. `records`: its records, if they are decoded already.
 
-        Raises `FailedRecord`, then everything before that record is applied, and `MovedError`.
+        Raises `MovedError`, and `FailedRecord` after everything before that record is applied.
         """
         records = RecordColumns(batch) if records is None else records
         try:
@@ -196,7 +197,7 @@ class ViewFile:
     def _apply_records(
         self, batch: Batch, records: RecordColumns, count: int, *, upto_seq: int | None = None
     ) -> None:
-        """Apply the first `count` records; then every slot up to `upto_seq` is processed."""
+        """Apply the first `count` records, and set the position to `upto_seq`."""
         own = self._sandbox.own
         upto_seq = batch.upto_seq if upto_seq is None else upto_seq
         own("BEGIN IMMEDIATE")
@@ -249,22 +250,22 @@ class ViewFile:
         raise FailedRecord(records.column("seq")[index], statement.sql, failure)
 
     def skip(self, seq: int) -> None:
-        """Pass one record without applying it; it must be the next one."""
+        """Skip one record, which must be the next one."""
         if self.at != seq - 1:
             raise MovedError
         self._sandbox.own(f"UPDATE {_TABLE} SET processed_seq = ?", (seq,))
         self.at = seq
 
     def mark_ready(self) -> None:
-        """The build has caught up: from now on this file answers queries."""
+        """Mark that the build has caught up: from now on this file answers queries."""
         self._sandbox.own(f"UPDATE {_TABLE} SET is_ready = 1")
 
     def mark_stale(self) -> None:
-        """Records that the file applied were deleted."""
+        """Mark that records that the file applied were deleted."""
         self._sandbox.own(f"UPDATE {_TABLE} SET is_stale = 1")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
 
@@ -289,14 +290,14 @@ class _Statement:
 
 
 class _Parameters(NamedTuple):
-    """The parameters of records; `place` has as many items left as there are records to come."""
+    """The parameters of records; `place` has one item left for each record that follows."""
 
     rows: Iterator[Any]
     place: Iterator[Any]
 
 
 class _Noted(dict[str, None]):
-    """Gives every parameter, and notes its name."""
+    """Returns None for every parameter, and notes its name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +308,7 @@ class _Noted(dict[str, None]):
 
 
 def _is_write(statement: str) -> bool:
-    """Whether `executemany` takes it: it refuses what may give rows."""
+    """Whether `executemany` accepts a statement: it refuses statements that may return rows."""
     head = statement.lstrip()[:7].upper()
     return head.startswith(("INSERT", "UPDATE", "DELETE", "REPLACE")) and (
         "RETURNING" not in statement.upper()
@@ -315,7 +316,7 @@ def _is_write(statement: str) -> bool:
 
 
 def is_of_disk(error: Exception) -> bool:
-    """Whether the disk or another process is at fault, not the statement or the file."""
+    """Whether the disk or another process caused an error, not the statement or the file."""
     if isinstance(error, OSError):
         return not isinstance(error, FileNotFoundError)
     if not isinstance(error, sqlite3.OperationalError):
@@ -363,7 +364,7 @@ _LITERAL: Final = re.compile(
 
 
 def _check_defaults(sandbox: Sandbox) -> None:
-    """Raises `RefusedSql` for a default that is computed: the authorizer never sees those."""
+    """Raise `RefusedSql` for a computed default, because the authorizer is not called for it."""
     rows = sandbox.own(
         "SELECT t.name, c.name, c.dflt_value FROM sqlite_schema t, pragma_table_info(t.name) c "
         "WHERE t.type = 'table' AND c.dflt_value IS NOT NULL"
@@ -375,14 +376,14 @@ def _check_defaults(sandbox: Sandbox) -> None:
 
 
 class _Anything(dict[str, Any]):
-    """Parameters of a named query whose values are not known yet: every name gives NULL."""
+    """Parameters of a named query whose values are not known yet: every name has the value NULL."""
 
     def __missing__(self, key: str) -> None:
         return None
 
 
 def facts_of(sandbox: Sandbox) -> FileFacts:
-    """The facts that a file states about itself. Raises `sqlite3.Error` and `ValueError`."""
+    """The facts that are stored in a file. Raises `sqlite3.Error` and `ValueError`."""
     rows = sandbox.own(f"SELECT {_COLUMNS} FROM {_TABLE}")
     if len(rows) != 1 or rows[0][0] != _VERSION:
         raise ValueError("not a file of a view, or of a newer version")
@@ -402,7 +403,7 @@ def facts_of(sandbox: Sandbox) -> FileFacts:
 
 
 def processed_seq_of(sandbox: Sandbox) -> int:
-    """Up to which record a file is built. Raises `sqlite3.Error` and `ValueError`."""
+    """The position of a file. Raises `sqlite3.Error` and `ValueError`."""
     rows = sandbox.own(f"SELECT version, processed_seq FROM {_TABLE}")
     if len(rows) != 1 or rows[0][0] != _VERSION:
         raise ValueError("not a file of a view, or of a newer version")
@@ -419,9 +420,9 @@ def check_definition(definition: ViewDefinition) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file of a view and what the database keeps beside it, durably.
+    """Remove a view's file and the database's files beside it, durably.
 
-    A file that came back after a power cut could hold records that its topic lost long ago.
+    Otherwise the file could come back after a power cut, with records that its topic lost long ago.
     """
     is_there = False
     for suffix in ("-wal", "-shm", "-journal", ""):
@@ -439,7 +440,7 @@ def remove(path: str) -> None:
 
 
 def bytes_of(path: str) -> int:
-    """Bytes of a view's file and what lies beside it; 0 for one that is not there."""
+    """The bytes of a view's file and of the database's files beside it; 0 if it does not exist."""
     total = 0
     for suffix in ("", "-wal", "-shm"):
         try:

@@ -1,6 +1,7 @@
-"""The folder of a view: which files it has, and how it goes.
+"""The folder of a view: lists its files, and removes it.
 
-Runs in the server, on a thread: called by `judge`, `view` and `service`. It needs no SQLite.
+Runs in the server, on a thread: called by `judge`, `view` and `service`. This module needs no
+SQLite.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 def files_in(directory: Path) -> list[tuple[int, str]]:
-    """*Blocking.* A view's files by number; none if there is no such folder."""
+    """*Blocking.* A view's files by number; empty if there is no such folder."""
     found: list[tuple[int, str]] = []
     try:
         names = os.listdir(directory)
@@ -24,7 +25,7 @@ def files_in(directory: Path) -> list[tuple[int, str]]:
 
 
 def remove_directory(directory: Path) -> None:
-    """*Blocking.* Remove a view's folder, if nothing is left in it."""
+    """*Blocking.* Remove a view's folder if it is empty."""
     try:
         directory.rmdir()
     except OSError:
@@ -32,7 +33,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def tidy(directory: Path, gone: set[str]) -> None:
-    """*Blocking.* Remove the folders of views that are gone; there may be no folder at all."""
+    """*Blocking.* Remove the folders of deleted views; the parent folder may not exist."""
     try:
         folders = list(directory.iterdir())
     except FileNotFoundError:
@@ -41,7 +42,7 @@ def tidy(directory: Path, gone: set[str]) -> None:
         if folder.name not in gone:
             continue
         for file in folder.iterdir():
-            # Only what the database makes there.
+            # Remove only files that the database makes.
             if file.name.split(".")[0].isdigit() and ".db" in file.name:
                 file.unlink()
         remove_directory(folder)

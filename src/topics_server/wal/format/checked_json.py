@@ -32,7 +32,7 @@ def encode_checked(value: msgspec.Struct) -> bytes:
 
 
 def is_checked(data: bytes) -> bool:
-    """Whether the content is what `encode_checked` made, byte for byte."""
+    """Whether the content is byte for byte the output of `encode_checked`."""
     found = _CHECKSUM.search(data)
     if found is None:
         return False

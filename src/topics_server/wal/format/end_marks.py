@@ -13,7 +13,8 @@ newest beginning, and a power cut never restores a mark of an earlier file. Litt
     +88 u64 XXH3-64 of +0..+88
 
 Of the slots whose checksum holds, the one with the highest counter is valid. `end_mark_file` reads
-and writes the file; drawn in docs/FORMATS.md. Called by `end_mark_file`, `wal_file` and `anchors`.
+and writes the file; docs/FORMATS.md shows its layout. Called by `end_mark_file`, `wal_file` and
+`anchors`.
 """
 
 from __future__ import annotations

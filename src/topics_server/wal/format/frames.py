@@ -1,6 +1,6 @@
 """The bytes of one journal frame: entry to frame and back.
 
-Drawn in full in `docs/FORMATS.md`. Little-endian.
+`docs/FORMATS.md` shows the full layout. Little-endian.
 
     frame, 44 bytes + payload
     +0  u32 length    +4 u8 kind   +5 u8 format   +6 u16 extra length
@@ -11,8 +11,8 @@ An entry that belongs to no topic has a reserved id as its topic id (`entries.RE
 
 The meaning of a kind or format never changes. Frames are read only inside a group whose checksum
 holds (`groups`), so an unreadable frame was made by another program: `Corrupt`, never torn. A copy
-of the journal takes frames as they are (`raw_frames`). Called by `wal_writer` (encode) and `groups`
-(decode).
+of the journal keeps the raw bytes of frames (`raw_frames`). Called by `wal_writer` (encode) and
+`groups` (decode).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _PRODUCED_FORMAT: Final = 4
 _STEPPED_FORMAT: Final = 5
 _TRACED_FORMAT: Final = 6
 _APPEND_FORMATS: Final = range(_FORMAT, _TRACED_FORMAT + 1)
-# A body smaller than this is copied behind its header: cheaper than one more vector.
+# A body smaller than this is copied behind its header: cheaper than one more buffer in `writev`.
 _COPY_BYTES_MAX: Final = 4096
 # A frame longer than this is a view of the buffer that it was read into.
 _RAW_BYTES_MAX: Final = 64 * KIB
@@ -109,7 +109,7 @@ class Kind(enum.IntEnum):
 
 
 class Opening(NamedTuple):
-    """First frame of a file: the file that it continues, that file's end, its shard's last lsn.
+    """First frame of a file: the previous file, that file's end, and the last lsn of the shard.
 
     All three are 0 in the first file of a shard.
     """
@@ -152,14 +152,14 @@ WholeEntry = (
 
 
 class _ExtraStart(msgspec.Struct, frozen=True, array_like=True):
-    """The start of an append's extra, of all formats."""
+    """The first fields of an append's extra, in all formats."""
 
     header_key: str | None
     creation: TopicPut | None
 
 
 class _AppendExtra(msgspec.Struct, frozen=True, array_like=True):
-    """Of an append of format 1."""
+    """Extra of format 1: the plain append."""
 
     header_key: str | None
     creation: TopicPut | None
@@ -168,7 +168,7 @@ class _AppendExtra(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _SourcedExtra(_AppendExtra, frozen=True, array_like=True):
-    """Extra of format 2: grammars after the first, and moved records."""
+    """Extra of format 2: record grammars after the first one, and moved records."""
 
     source: Source | None
 
@@ -210,7 +210,8 @@ _PRODUCED_DECODER: Final = msgspec.msgpack.Decoder(_ProducedExtra)
 _STEPPED_DECODER: Final = msgspec.msgpack.Decoder(_SteppedExtra)
 _TRACED_DECODER: Final = msgspec.msgpack.Decoder(_TracedExtra)
 _FLOOR_DECODER: Final = msgspec.msgpack.Decoder(Floor)
-# Entries that a payload holds whole: MessagePack of the struct. The header repeats the topic's id.
+# Entries whose payload is the whole struct as MessagePack. The frame's header repeats the topic's
+# id.
 _WHOLE: Final[dict[Kind, type[WholeEntry]]] = {
     Kind.TOPIC_PUT: TopicPut,
     Kind.PRODUCER_MOVED: ProducerMoved,
@@ -235,9 +236,9 @@ _WHOLE_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[WholeEntry]]] = {
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
 _NOTHING_ASKED: Final = (None, None, None, 1)
 _NO_MORE: Final = (None, None, None, None, b"")
-# Such an extra up to its producer, which is the only field wanted: no field before it.
+# The bytes before the producer in an extra of which all other fields are absent.
 _ONLY_PRODUCED: Final = _encode((*_NOTHING_ASKED, None, None))[:-1]
-# No key of a header and no creation, behind the byte that begins an extra.
+# The bytes after an extra's first byte if it has no header key and no creation.
 _NO_CREATION: Final = _encode((None, None))[1:]
 
 
@@ -357,7 +358,7 @@ def decode_frames(
 
 
 def raw_frames(buffer: bytes, offset: int, end: int, count: int, position: int) -> list[RawFrame]:
-    """The same frames but an opening, as they are. Only what makes or changes a topic is decoded.
+    """The raw bytes of these frames, without an opening; decodes only what makes or changes topics.
 
     Raises `Corrupt`.
     """
@@ -402,7 +403,7 @@ def raw_frames(buffer: bytes, offset: int, end: int, count: int, position: int) 
 
 
 def _creation_of(buffer: bytes, at: int, length: int, position: int) -> TopicPut | None:
-    """The topic that an append makes, of its extra."""
+    """The topic that an append creates, from the append's extra; None if there is none."""
     if buffer[at + 1 : at + 1 + len(_NO_CREATION)] == _NO_CREATION:
         return None
     try:
@@ -416,8 +417,8 @@ def lsns_below(
 ) -> tuple[int, int] | None:
     """The first and the last lsn of the `count` frames in `buffer[offset:end]`.
 
-    None if they are not all below `from_lsn`, if one of them is an opening, or if something is
-    wrong: `decode_frames` tells what.
+    None if they are not all below `from_lsn`, if one of them is an opening, or if the frames are
+    invalid: then `decode_frames` raises the error.
     """
     first = last = 0
     for _ in range(count):

@@ -1,6 +1,6 @@
 r"""The bytes around frames: journal file header, groups, and their scan.
 
-Drawn in full in `docs/FORMATS.md`. Little-endian. All a file holds after its header are groups,
+`docs/FORMATS.md` shows the full layout. Little-endian. After its header a file has only groups,
 each at a multiple of 8; bytes that are not written yet are zero.
 
     file header, 64 bytes                       group header, 32 bytes
@@ -19,8 +19,8 @@ of version 1 has zeros in these three places.
 
 The checksum is seeded with the file's id and the group's position, so bytes of another file or
 place never pass. The magic of a group cannot occur in a request body (it is not UTF-8), so a search
-for groups behind a damaged one finds no bytes of users.
-Called by `tail` (encode), by `replay` and the archive (decode).
+for groups behind a damaged one finds no bytes of users. Called by `wal_file` (encode), and by
+`file_chain` and the archive (decode).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from topics_server.wal.format.frames import (
 )
 
 VERSION: Final = 2
-# Its headers have no predecessor, no run and no declared length.
+# Headers of this version have no predecessor, no run and no declared length.
 _VERSION_WITHOUT_RUN: Final = 1
 FILE_HEADER_BYTES: Final = 64
 GROUP_HEADER_BYTES: Final = 32
@@ -59,7 +59,7 @@ _FILE: Final = struct.Struct("<8sIIIIQQQII")
 _GROUP: Final = struct.Struct("<4sIIIQ")
 _GROUP_FULL: Final = struct.Struct("<4sIIIQQ")
 _U64: Final = struct.Struct("<Q")
-# Of the synced bytes in a group's header.
+# The offset of `synced bytes` in a group's header.
 _SYNCED_AT: Final = 16
 _MASK: Final = 2**64 - 1
 _HASHED_BYTES: Final = 4 * MIB
@@ -95,7 +95,7 @@ class Group(NamedTuple):
     """A group whose checksum holds.
 
     `synced_bytes`: the synced end of the file when it was written. `passed`: the first and the last
-    lsn of a group whose entries were not wanted, so that they were not decoded.
+    lsn of a group that was not decoded because its lsns are below the wanted ones.
     """
 
     position: int
@@ -107,12 +107,12 @@ class Group(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position behind it."""
+        """The position after the group."""
         return self.position + self.length
 
 
 class RawGroup(NamedTuple):
-    """A group whose checksum holds, with its frames as they are, but an opening."""
+    """A group whose checksum holds, with the raw bytes of its frames, without an opening."""
 
     end: int
     frames: list[RawFrame]
@@ -127,7 +127,7 @@ class Ending(enum.Enum):
 
 
 class Scan(NamedTuple):
-    """The groups found, the file position behind them, and why the scan ended there.
+    """The groups found, the file position after them, and why the scan ended there.
 
     `needed_bytes` (MORE): the minimum of bytes from `position` on for the next try.
     """
@@ -162,7 +162,7 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def group_length(frames_bytes: int) -> int:
-    """The length of a group with this many bytes of frames; a multiple of 8."""
+    """The length of a group whose frames have this many bytes; a multiple of 8."""
     return (GROUP_HEADER_BYTES + frames_bytes + 7) & ~7
 
 
@@ -224,9 +224,9 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 def scan(buffer: bytes, base: int, file_id: int, file_bytes: int, from_lsn: int = 0) -> Scan:
     """Decode the groups in `buffer`, which starts at position `base` of a file of `file_bytes`.
 
-    Groups of lower lsns than `from_lsn` only are verified and not decoded. The file bounds every
-    length before it is used. Raises `Corrupt` for an unreadable frame inside
-    a group whose checksum holds (another program made it, or a defect).
+    Groups whose lsns are all below `from_lsn` are verified but not decoded. The file bounds every
+    length before it is used. Raises `Corrupt` for an unreadable frame inside a group whose checksum
+    holds (another program made it, or a defect).
     """
     assert base % ALIGNMENT == 0
     groups: list[Group] = []
@@ -248,12 +248,12 @@ def raw_group(
 ) -> RawGroup | Scan:
     """The group at `offset` of `buffer`, which is `position` of a file of `file_bytes`.
 
-    An empty `Scan` says why there is none. Raises `Corrupt`, as `scan`.
+    If there is none, an empty `Scan` has the reason. Raises `Corrupt`, like `scan`.
     """
     count = None
     if len(buffer) - offset >= GROUP_HEADER_BYTES:
         magic, length, held, _, _, checksum = _GROUP_FULL.unpack_from(buffer, offset)
-        # Most groups are small, and in order: there is nothing to ask but the checksum.
+        # Most groups are small and valid: for them the checksum is the only check.
         if magic == GROUP_MAGIC and GROUP_HEADER_BYTES <= length <= _COPIED_BYTES_MAX:
             seed = (file_id ^ (position * _SPREAD)) & _MASK
             if checksum == _digest_of(buffer, offset, offset + length, seed):
@@ -272,7 +272,7 @@ def raw_group(
 def _whole_length(
     buffer: bytes, offset: int, position: int, file_bytes: int
 ) -> tuple[int, Scan | None]:
-    """(length, None) of a group that is whole in the buffer, else (0, how a scan ends there)."""
+    """(length, None) of a group that is complete in the buffer, else (0, the end of the scan)."""
     if file_bytes - position < GROUP_HEADER_BYTES:
         return 0, Scan([], position, Ending.ZEROS)
     if len(buffer) - offset < GROUP_HEADER_BYTES:
@@ -334,7 +334,7 @@ def _digest_of(buffer: bytes, offset: int, end: int, seed: int) -> int:
 
 
 def _holding(buffer: bytes, offset: int, length: int, position: int, file_id: int) -> int | None:
-    """How many frames a group has; None if its checksum does not hold."""
+    """The number of frames in a group; None if the group's checksum does not hold."""
     _, _, count, _, _, checksum = _GROUP_FULL.unpack_from(buffer, offset)
     seed, head_end = group_seed(file_id, position), offset + _GROUP.size
     start, end = offset + GROUP_HEADER_BYTES, offset + length
@@ -342,7 +342,7 @@ def _holding(buffer: bytes, offset: int, length: int, position: int, file_id: in
         return count if _digest_of(buffer, offset, end, seed) == checksum else None
     view = memoryview(buffer)
     hasher = xxhash.xxh3_64(view[offset:head_end], seed=seed)
-    # In steps: the interpreter's lock is held for each.
+    # Hash in steps: each step holds the interpreter's lock.
     for at in range(start, end, _HASHED_BYTES):
         hasher.update(view[at : min(end, at + _HASHED_BYTES)])
     return count if hasher.intdigest() == checksum else None

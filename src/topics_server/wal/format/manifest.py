@@ -1,7 +1,8 @@
 """The bytes of a topic's manifest.
 
 Pure, and needs only xxhash beside the standard library: a reader without the server starts here.
-Written by `wal/segments/store.py` (whole file, temp and rename). Drawn in full in docs/FORMATS.md.
+`wal/segments/store.py` writes it (the whole file, temp and rename). docs/FORMATS.md shows its full
+layout.
 
     magic 8 | version u16 | 0 u16 | body bytes u32 | topic id u64 | XXH3-64 of header and body
     | body: one JSON object, UTF-8 (fields of `Manifest` and `SegmentEntry`, by name)
@@ -25,7 +26,7 @@ import xxhash
 from topics_server.values.errors import Corrupt, StartRefused
 
 VERSION: Final = 2
-# Version 1 has the same layout, without `generation` and `store_id` in its body.
+# Version 1 has the same layout, but no `generation` and no `store_id` in its body.
 _OLDEST_VERSION: Final = 1
 MAGIC: Final = b"topicsMF"
 HOT: Final = "hot"
@@ -53,7 +54,7 @@ class SegmentEntry:
 
     @property
     def record_count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return self.last_seq - self.first_seq + 1
 
 
@@ -130,7 +131,7 @@ def _known(kind: Any, fields: dict[str, Any], **given: Any) -> Any:
 
 
 def _objection(manifest: Manifest) -> str | None:
-    """The impossible fact in a manifest, if there is one."""
+    """Why the manifest is impossible; None if it is possible."""
     if manifest.generation < 1:
         return f"its generation is {manifest.generation}"
     last_seq = 0

@@ -2,7 +2,7 @@
 
 Pure, and needs only numpy and xxhash beside the standard library, so that a reader without the
 server (a Spark executor) can load it. Blocks are packed and unpacked in `wal/segments/packing.py`;
-drawn in full in docs/FORMATS.md. Everything is little-endian; row r is seq `first_seq + r`.
+docs/FORMATS.md shows their full layout. Everything is little-endian; row r is seq `first_seq + r`.
 
 `.data`: header (64) | records | flags (one byte a record: 0x00 live, 0xFF deleted)
 
@@ -33,7 +33,7 @@ from topics_server.values.limits import TRACE_BYTES as TRACE_BYTES
 from topics_server.values.limits import TRACED_KIND as TRACED_KIND
 
 VERSION: Final = 1
-# Of a segment that has a record with a trace; older servers refuse it.
+# The version of a segment that has a record with a trace; older servers refuse it.
 TRACED_VERSION: Final = 2
 DATA_MAGIC: Final = b"topicsSD"
 IDX_MAGIC: Final = b"topicsSI"
@@ -74,7 +74,7 @@ RECORD_HEADER: Final = np.dtype(
 )
 RECORD_HEADER_BYTES: Final = RECORD_HEADER.itemsize
 # `offset`: the start of the record's header in `.data`. `counted_bytes`: the record's share of a
-# topic's `bytes` (tags and nodes by characters, which `.data` cannot tell without decoding).
+# topic's `bytes` (tags and nodes count in characters, which are not known without decoding).
 ROW: Final = np.dtype(
     [
         ("ts", "<i8"),
@@ -115,7 +115,7 @@ class DataHeader:
 
     @property
     def file_bytes(self) -> int:
-        """Size of the whole file."""
+        """The size of the whole file."""
         return self.flags_offset + self.record_count
 
 
@@ -194,7 +194,7 @@ class Dictionary:
         return bytes(self.text[int(self.offsets[number]) : int(self.offsets[number + 1])])
 
     def lower_bound(self, wanted: bytes) -> int:
-        """The first number whose text is >= `wanted`."""
+        """The number of the first text that is >= `wanted`."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -205,7 +205,7 @@ class Dictionary:
         return low
 
     def prefix_end(self, prefix: bytes) -> int:
-        """The first number beyond those that start with `prefix`."""
+        """The number of the first text after those that start with `prefix`."""
         low, high = self.lower_bound(prefix), len(self)
         while low < high:
             middle = (low + high) // 2
@@ -233,7 +233,7 @@ class SegmentColumns:
 
     @property
     def record_count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return len(self.rows)
 
     def tag_range(self, text: bytes, *, is_prefix: bool) -> Array:
@@ -247,7 +247,7 @@ class SegmentColumns:
         return self.tag_rows[int(self.tag_starts[first]) : int(self.tag_starts[end])]
 
     def record_end(self, row: int) -> int:
-        """Offset in `.data` behind a record and its checksum."""
+        """The offset in `.data` after a record and its checksum."""
         if row + 1 < len(self.rows):
             return int(self.rows["offset"][row + 1])
         return self.flags_offset
@@ -312,7 +312,7 @@ def _index_hash(header: Buffer, body: Buffer) -> int:
 
 
 def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
-    """Views of an `.idx`; with `verify`, its checksum first (reads every byte).
+    """Views of an `.idx`; `verify` checks its checksum first (reads every byte).
 
     Raises `Corrupt` for damage, `StartRefused` for a newer version.
     """
@@ -359,7 +359,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
 
 
 def damaged_flags(flags: Buffer) -> Array:
-    """Rows whose delete flag is neither live nor dead."""
+    """Rows whose delete flag has neither of the two valid values."""
     column = np.frombuffer(flags, "u1")
     return np.flatnonzero((column != LIVE) & (column != DEAD))
 
@@ -376,7 +376,7 @@ def bad_rows(data: Buffer, columns: SegmentColumns, first_row: int, end_row: int
 
 
 def outside(rows: Array, ranges: Sequence[tuple[int, int]]) -> Array:
-    """Those of these rows that lie in none of the ranges (first, last)."""
+    """The rows that lie in none of the ranges (first, last)."""
     kept = np.ones(len(rows), bool)
     for first, last in ranges:
         kept &= (rows < first) | (rows > last)

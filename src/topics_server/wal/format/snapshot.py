@@ -1,8 +1,8 @@
 """The bytes of a snapshot.
 
 Pure. `wal/snapshots/store.py` writes and reads snapshots in pieces, so that a hundred thousand
-parts neither hold the interpreter lock for long nor are in memory twice. Drawn in full in
-docs/FORMATS.md.
+parts neither hold the interpreter lock for long nor are in memory twice. docs/FORMATS.md shows
+their full layout.
 
     header: magic 8 | version u16 | 0 u16 | 0 u32 | start_lsn u64 | last_lsn u64
             | next_topic_id u64 | parts u64 | table offset u64 | checksum u64          (64 bytes)
@@ -29,13 +29,13 @@ from topics_server.values.limits import MIB
 from topics_server.values.storage_types import JournalPart, ShardSync
 
 VERSION: Final = 2
-# Its snapshots have no journal part.
+# Snapshots of this version have no journal part.
 _VERSION_WITHOUT_JOURNAL: Final = 1
 MAGIC: Final = b"topicsSN"
 _HEADER: Final = struct.Struct("<8sHHIQQQQQ")
 _HASH: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = 64
-# One piece is joined and hashed before the interpreter's lock is released for a write.
+# The size of a piece: it is joined and hashed before the write releases the interpreter's lock.
 PIECE_BYTES: Final = MIB
 PIECE_PARTS: Final = 512
 ROW: Final = np.dtype([("topic_id", "<u8"), ("length", "<u8"), ("xxh3", "<u8")])
@@ -93,7 +93,7 @@ def _checksum(fields: bytes, table: bytes) -> int:
 
 
 def decode_header(encoded: bytes) -> SnapshotHeader:
-    """Unverified fields: `check_table` verifies them. Raises `Corrupt`, `StartRefused` (newer)."""
+    """The fields, which `check_table` verifies. Raises `Corrupt`, `StartRefused` (newer)."""
     if len(encoded) < HEADER_BYTES:
         raise Corrupt("shorter than a snapshot's header")
     magic, version, _, _, *fields = _HEADER.unpack_from(encoded)
@@ -107,7 +107,7 @@ def decode_header(encoded: bytes) -> SnapshotHeader:
 
 
 def check_table(encoded_header: bytes, table: bytes) -> Table:
-    """The table's rows, once header and table pass the checksum; else raises `Corrupt`."""
+    """The table's rows; raises `Corrupt` if header and table fail the checksum."""
     header = decode_header(encoded_header)
     expected: int = _HASH.unpack_from(encoded_header, _HEADER.size)[0]
     if len(table) != header.table_bytes or expected != _checksum(
@@ -121,7 +121,7 @@ def check_table(encoded_header: bytes, table: bytes) -> Table:
 
 
 def encode_pieces(parts: Sequence[tuple[int, bytes]]) -> Iterator[tuple[list[bytes], Table]]:
-    """Slices of the parts for one write each, with their rows of the table.
+    """Pieces of the parts, one for each write, with their rows of the table.
 
     A piece is at most `PIECE_PARTS` parts and, unless it is one large part, `PIECE_BYTES`.
     """
@@ -172,7 +172,7 @@ def decode_journal(encoded: bytes) -> JournalPart:
 
 
 def decode_parts(chunk: bytes, rows: Table) -> list[tuple[int, bytes]]:
-    """The parts of one span, each checksum verified; raises `Corrupt`."""
+    """The parts of one span, every checksum verified. Raises `Corrupt`."""
     lengths = rows["length"].astype("<i8")
     ends = np.cumsum(lengths)
     if not len(ends) or len(chunk) != int(ends[-1]):

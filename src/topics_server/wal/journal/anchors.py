@@ -1,9 +1,9 @@
 """Compares the journal with the facts that other files hold about it.
 
-A journal file cannot show that it was emptied, shortened, removed or replaced by an older copy. End
-marks, `FORMAT` and the snapshot can: each is an *anchor*. `read_marks` reads the required end marks
-and compares them with `FORMAT`; `judge_files` compares the files of a shard with its mark;
-`judge_end` judges a shard that ends before its mark. All raise `Corrupt` with the path of the
+A journal file itself does not show that it was emptied, shortened, removed or replaced by an older
+copy. End marks, `FORMAT` and the snapshot can: each is an *anchor*. `read_marks` reads the required
+end marks and compares them with `FORMAT`; `judge_files` compares the files of a shard with its
+mark; `judge_end` judges a shard that ends before its mark. All raise `Corrupt` with the path of the
 damaged file; nothing is changed. Called by `replay`.
 """
 
@@ -29,9 +29,9 @@ class Anchors(msgspec.Struct, frozen=True):
     """The facts of `FORMAT` and the snapshot.
 
     `marked_sets`: wal sets whose shards have end marks. `run`: the number of starts that wrote.
-    `journal_run`: the last run whose journal files and end marks were made. `same_boot`: the last
-    run was in this boot, so its writes are in the page cache. `snapshot_run`, `shards`: the run of
-    the snapshot, and its facts about each shard.
+    `journal_run`: the last run that created its journal files and end marks. `same_boot`: whether
+    the last run was in this boot, so that its writes are in the page cache. `snapshot_run`,
+    `shards`: the run of the snapshot, and its facts about each shard.
     """
 
     marked_sets: frozenset[int] = frozenset()
@@ -68,7 +68,7 @@ def anchors_of(
 
 
 def is_needed(wal_sets: Sequence[tuple[int, int, int]], index: int, start_lsn: int) -> bool:
-    """Whether a listed wal set may hold entries from `start_lsn` on; the last one always may."""
+    """Whether a listed wal set may hold entries from `start_lsn` on; the last set always may."""
     return index + 1 == len(wal_sets) or wal_sets[index + 1][2] > start_lsn
 
 
@@ -110,7 +110,7 @@ def read_marks(
 
 
 def is_excused(mark: EndMark, wal_sets: Sequence[tuple[int, int, int]], key: Key, lsn: int) -> bool:
-    """Whether files of this shard may be missing: it has ended, with all entries below `lsn`."""
+    """Whether this shard's files may be missing: its wal set is old and ends below `lsn`."""
     return key[0] != wal_sets[-1][0] and mark.written_lsn < lsn
 
 
@@ -139,8 +139,8 @@ def judge_files(wal_dir: str, key: Key, files: Sequence[JournalFile], mark: EndM
 def judge_end(found: JournalFile, position: int, mark: EndMark, *, same_boot: bool) -> bool:
     """Whether written groups are missing from the file that the end mark names.
 
-    Groups end at `position`. Raises `Corrupt` if no crash can have lost them: they were synced, or
-    they were written in this boot without a failed or unfinished sync.
+    The groups on disk end at `position`. Raises `Corrupt` if no crash can have lost them: they were
+    synced, or they were written in this boot without a failed or unfinished sync.
     """
     header = found.header
     if position < mark.synced_end:

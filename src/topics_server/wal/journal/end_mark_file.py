@@ -1,8 +1,8 @@
 """Reads and writes a shard's end mark file.
 
-The file is made whole beside and renamed, and never emptied afterwards. A write that fails is made
-in the same slot again, so the newest whole slots stay whatever happens. Called by `tail` (write),
-`anchors` and `repair`.
+The file is written under a temporary name and renamed, and never emptied afterwards. A failed write
+is repeated in the same slot, so the newest valid slots always stay. Called by `wal_file` and
+`make_durable` (write), and by `anchors` and the offline tools.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_end_mark(fs: Fs, wal_dir: str, wal_set: int, shard: int) -> EndMark:
         raise Corrupt(
             "the end mark of this shard fails its check; `topics repair` writes a new one", path
         )
-    # A power cut may leave one counter in two slots: the mark that is further counts.
+    # A power cut may leave one counter in two slots: the mark with the higher positions counts.
     return max(found.values())[1]
 
 
@@ -69,7 +69,7 @@ class EndMarkFile:
 
     @classmethod
     def open(cls, fs: Fs, wal_dir: str, wal_set: int, shard: int, first: EndMark) -> EndMarkFile:
-        """*Blocking.* Open it, or make it, with `first` as its beginning."""
+        """*Blocking.* Open the file, or make it with `first` as its beginning."""
         path = end_mark_path(wal_dir, wal_set, shard)
         if not fs.exists(path):
             file = fs.open(layout.temp(path), create=True)
@@ -91,7 +91,7 @@ class EndMarkFile:
 
         Raises `StorageError`; then the valid slots stay valid.
         """
-        # `_write` in place: every group has a note.
+        # The body of `_write`, inlined: every group writes a note.
         slot, counter = self._note, self._counter + 1
         encoded = encode_slot(self._wal_set, self._shard, slot, counter, mark)
         self._file.pwrite(encoded, slot * SLOT_DISTANCE)
@@ -104,13 +104,13 @@ class EndMarkFile:
         self.sync_beginning()
 
     def write_beginning(self, mark: EndMark) -> None:
-        """Write the mark; `sync_beginning` must follow before another one is written."""
+        """Write the mark; call `sync_beginning` before the next mark is written."""
         self._write(self._beginning, mark)
 
     def sync_beginning(self) -> None:
         """*Blocking.* Make the mark durable.
 
-        Until that has succeeded the next one takes its slot.
+        Until that has succeeded, the next beginning is written to the same slot.
         """
         self._file.sync()
         self._beginning = sum(BEGINNINGS) - self._beginning

@@ -1,7 +1,7 @@
 """The journal files on disk and the chain they form.
 
-Each file's first group names the file before it, where that one ended and its shard's last lsn. A
-chain that does not reach back to where replay starts, or has a gap above it, refuses start: a
+Each file's first group names the file before it, the end of that file and its shard's last lsn. If
+the chain does not reach back to the start of replay, or has a gap after it, the start is refused: a
 missing file is not an empty one. Called by `replay`.
 """
 
@@ -38,7 +38,7 @@ Key = tuple[int, int]
 
 
 class JournalFile:
-    """One file on disk. `first`: its first group, `None` if it has no valid one."""
+    """One file on disk. `first`: its first group; `None` if that is invalid or missing."""
 
     def __init__(self, path: str, file: File, size: int, header: FileHeader) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class JournalFile:
         self.size = size
         self.header = header
         self.first: Group | None = None
-        # Filled while it is read.
+        # These fields are filled while the file is read.
         self.synced_bytes = FILE_HEADER_BYTES
         self.end = FILE_HEADER_BYTES
 
@@ -63,15 +63,15 @@ class JournalFile:
 
     @property
     def opening(self) -> Opening:
-        """The file that it continues; only for a file that has groups."""
+        """The file before this one; only for a file that has groups."""
         assert self.first is not None
         assert self.first.opening is not None
         return self.first.opening
 
     def scan(self, position: int, *, one: bool = False, from_lsn: int = 0) -> Scan:
-        """Decode one chunk from a position on; reads further for a group larger than the chunk.
+        """Decode one chunk from a position on; reads more if one group is larger than the chunk.
 
-        Entries of lower lsns than `from_lsn` may be passed over.
+        May skip the decoding of entries whose lsns are lower than `from_lsn`.
         """
         length = GROUP_HEADER_BYTES if one else CHUNK_BYTES
         while True:
@@ -87,7 +87,7 @@ class JournalFile:
             length = result.needed_bytes
 
     def groups_behind(self, position: int) -> Iterator[Group]:
-        """Every valid group behind a damaged one, at any position."""
+        """Every valid group after a damaged one, at any position."""
         position += ALIGNMENT
         while self.size - position >= GROUP_HEADER_BYTES:
             length = min(CHUNK_BYTES + GROUP_HEADER_BYTES, self.size - position)
@@ -116,7 +116,7 @@ class JournalFile:
             position = behind.position
 
     def dirty_end(self, position: int) -> int:
-        """Position behind the last byte from `position` on that is not zero."""
+        """The position after the last byte from `position` on that is not zero."""
         return max(_dirty_ends(self.file, position, self.size), default=position)
 
 
@@ -130,9 +130,9 @@ def open_files(
 ) -> tuple[dict[Key, list[JournalFile]], list[layout.WalName]]:
     """Files by (set, shard), ascending by number, and the names of unfinished files.
 
-    Checks every header and reads every first group; a valid first group is required only if the
-    journal `is_whole`, as far as is known. `behind`: only the files of a shard above a number.
-    Raises `Corrupt`, `StartRefused`.
+    Checks every header and reads every first group; a valid first group is required only if
+    `is_whole`: nothing is known to be damaged. `behind`: for each shard, open only the files above
+    this number. Raises `Corrupt`, `StartRefused`.
     """
     shards: dict[Key, list[JournalFile]] = {}
     unfinished: list[layout.WalName] = []
@@ -147,7 +147,7 @@ def open_files(
         if header is None:
             if any(_dirty_ends(file, FILE_HEADER_BYTES, size)):
                 raise Corrupt("the file header fails its check", path)
-            # Its creation was interrupted: no group was ever written to it.
+            # The creation of this file was interrupted: it never got a group.
             file.close()
             unfinished.append(name)
             continue
@@ -192,10 +192,10 @@ def needed_files(
     start_lsn: int,
     mark: EndMark | None = None,
 ) -> list[JournalFile]:
-    """The files that hold groups and must be read: from the last back to `start_lsn`.
+    """The files that hold groups and must be read: from the last one back to `start_lsn`.
 
-    The file that the end mark names may have no groups yet; then its header names the last one that
-    has.
+    The file that the end mark names may have no groups yet; then its header names the last file
+    that has groups.
     """
     used = [found for found in files if found.first is not None]
     needed: list[JournalFile] = []
@@ -244,14 +244,14 @@ def _refuse_gap(
 
 
 def _path(wal_dir: str, key: Key, number: int) -> str:
-    """The journal file of a number; the folder without a number."""
+    """The path of a journal file; without a number, the path of the folder."""
     return (
         layout.join(wal_dir, layout.wal_file(layout.WalName(*key, number))) if number else wal_dir
     )
 
 
 def _dirty_ends(file: File, position: int, size: int) -> Iterator[int]:
-    """Position behind the last byte that is not zero, for each chunk that has one."""
+    """For each chunk that has bytes other than zero: the position after the last one."""
     while position < size:
         data = file.pread(min(CHUNK_BYTES, size - position), position)
         if not data:

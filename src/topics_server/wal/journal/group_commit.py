@@ -26,8 +26,8 @@ class QueuedFrame(msgspec.Struct, frozen=True, gc=False):
 class NextGroup(msgspec.Struct, frozen=True, gc=False):
     """Frames for one write.
 
-    `sync_from_lsn`: the first entry whose ticket waits for a sync. `urgent`: all entries may use
-    the reserve of a full disk.
+    `sync_from_lsn`: the first entry whose ticket waits for a sync. `urgent`: whether all entries
+    may use the reserve of a full disk.
     """
 
     buffers: list[bytes]

@@ -1,9 +1,9 @@
 """The open journal: all shards, lsn, trim. Implements the engine's journal port.
 
-Always opened on new files, after `replay` has made the found files durable; never appends to a file
-of an earlier run. A topic's shard is its id modulo the shard count, for the life of the wal set;
-another shard count means another wal set; reserved ids are on shard 0. Loop thread only. Called
-through the port by `engine`, made by the server's wiring.
+A journal is always opened on new files, after `replay` has made the found files durable; it never
+appends to a file of an earlier run. A topic's shard is its id modulo the shard count, for the life
+of the wal set; another shard count means another wal set; reserved ids are on shard 0. Loop thread
+only. `engine` calls it through the port; `node/boot` makes it.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class Journal:
         self._old: Final = old
         self._housekeeper: Final = worker
         self._trims_under_way = 0
-        # While a backup copies the journal no file is removed; the newest request waits.
+        # While a backup copies the journal, no file is removed; the newest trim request waits.
         self._trim_holds = 0
         self._held_trim: ReplayStart | None = None
-        # The newest request, and the first lsn that the archive still needs; None: it needs none.
+        # The newest trim request, and the first lsn that the archive still needs; None: it needs no
+        # entry.
         self._trim_start: ReplayStart | None = None
         self._archive_lsn: int | None = None
         self._closing: asyncio.Future[None] | None = None
@@ -91,10 +92,10 @@ class Journal:
     ) -> Journal:
         """*Blocking, briefly.* Make and sync one new file per shard; the workers fill them.
 
-        `replay` has been read to its end. `wal_set` is one with `shard_count` shards, or a new one;
-        note it in `FORMAT` after this call and before the first submit. `run`: the run number in
-        `FORMAT`. `on_unknown`: called on a worker, may block, after a failed sync: it is unknown
-        what reached the disk.
+        `replay` has been read to its end. `wal_set` is a set with `shard_count` shards, or a new
+        set; record it in `FORMAT` after this call and before the first submit. `run`: the run
+        number in `FORMAT`. `on_unknown` is called on a worker after a failed sync, when it is
+        unknown what reached the disk; it may block.
         """
         assert replay.is_finished, "what was found is made durable before anything is added"
         make_durable_dirs(fs, wal_dir)
@@ -133,11 +134,11 @@ class Journal:
         return len(self.shards)
 
     def shard_of(self, topic_id: int) -> int:
-        """The shard for a topic's entries; reserved ids go to the first."""
+        """The shard of a topic's entries; reserved ids belong to the first shard."""
         return topic_id % len(self.shards) if topic_id < RESERVED_ID_MIN else 0
 
     def listen(self, callback: Callable[[ShardProgress], None]) -> None:
-        """Set the callback for progress; makes room ahead of the first entry."""
+        """Set the callback for progress, and make room for the first entries."""
         for shard in self.shards:
             assert shard.on_progress is None, "one listener, told once"
             shard.on_progress = callback
@@ -152,7 +153,7 @@ class Journal:
         self.shards[shard].flush()
 
     def reopen(self, shard: int) -> None:
-        """Everything from `failed_from` on is undone: accept submissions again."""
+        """Accept submissions again: everything from `failed_from` on is undone."""
         self.shards[shard].reopen()
 
     def read_only_shards(self) -> Sequence[int]:
@@ -189,7 +190,7 @@ class Journal:
                 raise result
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
-        """Like `sync_all`, for the shards that take writes; returns how far every shard is synced.
+        """Like `sync_all`, for shards that accept writes; returns how far each shard is synced.
 
         Their end marks are durable as well.
         """
@@ -210,7 +211,7 @@ class Journal:
         await self.shards[self.shard_of(topic_id)].hold_end()
 
     def hold_trim(self) -> Callable[[], None]:
-        """Remove no file until the returned function is called, once."""
+        """Remove no file until the returned function is called (once)."""
         self._trim_holds += 1
         return self._release_trim
 
@@ -222,7 +223,7 @@ class Journal:
             self.trim(start)
 
     def synced_up_to(self, last_lsn: int) -> tuple[int, Sequence[SyncedShard]]:
-        """The last lsn up to which every shard is synced, at most `last_lsn`; and each shard's.
+        """The lsn up to which every shard is synced, at most `last_lsn`; and each shard's lsn.
 
         Syncs nothing.
         """
@@ -233,7 +234,7 @@ class Journal:
         return min([last_lsn, *behind]), synced
 
     def keep_for_archive(self, start_lsn: int | None) -> None:
-        """Keep the files with entries from this lsn on; None: trim as if there were no archive."""
+        """Keep files with entries from this lsn on for the archive; None: keep no file for it."""
         if start_lsn == self._archive_lsn:
             return
         self._archive_lsn = start_lsn
@@ -257,7 +258,7 @@ class Journal:
         )
 
     def _needed_from(self, start: ReplayStart, wal_set: int, shard: int) -> int:
-        """Files of a shard whose entries all lie before this lsn may go."""
+        """The lsn from which on the shard's files are needed; older files may be removed."""
         lsn = start.of(wal_set, shard)
         return lsn if self._archive_lsn is None else min(lsn, self._archive_lsn)
 
@@ -274,7 +275,7 @@ class Journal:
         for shard in self.shards:
             closed = shard.tail.closed
             start_lsn = self._needed_from(start, self._wal_set, shard.number)
-            # The shard's worker may append meanwhile; only this thread uses this end of the list.
+            # The shard's worker may append meanwhile; only this thread uses the front of the list.
             while closed and closed[0].last_lsn < start_lsn:
                 paths.append(closed.pop(0).path)
         if paths:
@@ -283,8 +284,8 @@ class Journal:
 
     def _unlink(self, paths: Sequence[str]) -> str | None:
         try:
-            # In order: a chain of files must be removed from the front, whatever a power cut
-            # preserves.
+            # Unlink in order: even after a power cut, a chain of files must be removed from the
+            # front.
             for path in paths:
                 self._fs.unlink(path, missing_ok=True)
             self._fs.sync_dir(self._wal_dir)
@@ -300,9 +301,9 @@ class Journal:
             self._closing.set_result(None)
 
     async def close(self) -> None:
-        """Write and sync the queued entries, end the threads.
+        """Write and sync the queued entries, and end the threads.
 
-        A read-only shard is closed as it is.
+        Of a read-only shard nothing is written.
         """
         for shard in self.shards:
             await shard.close()

@@ -1,7 +1,7 @@
 """Makes recovered data durable: cuts torn ends, syncs the rest.
 
-Later power cuts then take back nothing that recovery relied on. Every step can be repeated after a
-crash in the middle, with the same outcome. Called by `replay` when the last entry was taken.
+After that, no power cut removes data that recovery relied on. Every step can be repeated after a
+crash in the middle, with the same outcome. Called by `replay` after the last entry was read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ZEROS: Final = bytes(CHUNK_BYTES)
 
 
 class TornRange(msgspec.Struct, frozen=True):
-    """Bytes of an unfinished write, cut from a file and kept aside in `kept`."""
+    """Bytes of an unfinished write, cut from a file and saved in the file `kept`."""
 
     path: str
     offset: int
@@ -41,9 +41,9 @@ def make_durable(
     unused: Sequence[str],
     end_marks: Mapping[Key, EndMark] = MappingProxyType({}),
 ) -> int:
-    """Keep aside, cut, write again, sync, remove; returns the bytes written again.
+    """Save and cut torn ends, rewrite, sync, remove; returns how many bytes were rewritten.
 
-    `end_marks`: the required mark of each shard after that; it holds in every later boot too.
+    `end_marks`: the mark that each shard gets; it is valid in every later boot too.
     """
     if torn_files:
         torn_dir = layout.join(wal_dir, layout.TORN)
@@ -58,10 +58,11 @@ def make_durable(
         found.file.sync()
     rewritten_bytes = sum(_write_again(found) for found in lasts)
     for (wal_set, shard), mark in end_marks.items():
-        # Also an unchanged mark: it may be in the page cache only, and the files that it no longer
-        # names are removed below.
+        # Write unchanged marks too: a mark may be in the page cache only, and the files that it no
+        # longer names are removed below.
         EndMarkFile.open(fs, wal_dir, wal_set, shard, mark).close()
-    # The names matter as well: that a file exists, and that a trimmed one does not.
+    # Sync the folder too: the names of existing files, and the removal of trimmed ones, must be
+    # durable.
     fs.sync_dir(wal_dir)
     for path in unused:
         fs.unlink(path)
@@ -80,7 +81,7 @@ def _keep_aside(fs: Fs, found: JournalFile, torn: TornRange) -> None:
 
 
 def _write_again(found: JournalFile) -> int:
-    """In place: after a failed sync the cache may hold data that the disk does not."""
+    """Rewrite in place: after a failed sync the cache may hold data that the disk lacks."""
     position = found.synced_bytes
     while position < found.end:
         data = found.file.pread(min(CHUNK_BYTES, found.end - position), position)

@@ -3,19 +3,19 @@
 `file_chain` decides which files are read. When a group fails its check (FORMATS, Torn or corrupt):
 
 - a later file holds a valid group -> this file was synced whole: *corrupt*;
-- a readable group behind it proves a sync, by its mark or by an lsn up to which the snapshot knows
-  the shard to be synced -> *corrupt*;
+- a readable group after it proves a sync, by its mark or by an lsn that the shard had synced
+  according to the snapshot -> *corrupt*;
 - a header fails although bytes follow it -> *corrupt*: headers are synced before any group;
-- an anchor (an end mark, `FORMAT`, the snapshot) proves that there was more -> *corrupt*;
-- otherwise no client got an answer for it -> *torn*: kept aside, zeroed, reported. Groups behind it
-  were part of the same unsynced tail: pages of one sync may reach the disk out of order.
+- an anchor (an end mark, `FORMAT`, the snapshot) proves that more was written -> *corrupt*;
+- otherwise no client got an answer for it -> *torn*: kept aside, zeroed, reported. Groups after it
+  belong to the same unsynced tail: pages of one sync may reach the disk out of order.
 
 A torn shard, or one that ends before its end mark without proof of damage, *may have lost* entries
 that were acknowledged as written, in any boot: seqs of its topics must not be used again.
 
-After the last entry, `entries` makes the found files durable: cut torn tails, write again in place
-the groups that are not known to be synced, sync them and the directory, remove unused files. Only
-then may a `Journal` be opened. Called by the server's start and by `dump`.
+After the last entry, `entries` makes the found files durable: it cuts torn tails, rewrites in place
+the groups that are not known to be synced, syncs them and the directory, and removes unused files.
+Only then may a `Journal` be opened. Called by the server's start and by `dump`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ReplayReport(msgspec.Struct):
 
 
 class ShardEnd(msgspec.Struct, frozen=True):
-    """The end of a shard of a wal set: number and opening of its next file."""
+    """The end of a shard of a wal set: the number and the opening of the shard's next file."""
 
     next_number: int
     opening: Opening
@@ -88,8 +88,9 @@ class JournalReplay:
 
     `wal_sets` (from `FORMAT`): (set, shards, first lsn) of the sets whose files must exist.
     `synced_lsn`: every entry up to it is known to have been synced (the snapshot's `last_lsn`),
-    unless `anchors.shards` says otherwise about its shard. `on_loss`: called before anything is
-    changed if a shard may have lost entries in this boot; an exception from it stops the replay.
+    unless `anchors.shards` has another value for its shard. `on_loss` is called before anything is
+    changed, if a shard may have lost entries in this boot; an exception that it raises stops the
+    replay.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class JournalReplay:
 
     @property
     def progress(self) -> float:
-        """The read part of the bytes, 0.0 to 1.0."""
+        """The share of the bytes that was read, 0.0 to 1.0."""
         return min(1.0, self._bytes_done / self._bytes_total)
 
     def may_have_lost(self, topic_id: int) -> bool:
@@ -183,7 +184,7 @@ class JournalReplay:
     def _read_marks(
         self, shards: dict[Key, list[JournalFile]], start_lsn: int
     ) -> dict[Key, EndMark]:
-        """End marks by shard, the files compared with them. Raises `Corrupt`, `StartRefused`."""
+        """Read the end marks and compare the files. Raises `Corrupt`, `StartRefused`."""
         marks = read_marks(self._fs, self._wal_dir, self._wal_sets, self._anchors, start_lsn)
         excused: set[Key] = set()
         for key, mark in marks.items():
@@ -202,7 +203,7 @@ class JournalReplay:
     def _note_numbers(
         self, shards: dict[Key, list[JournalFile]], unfinished: list[layout.WalName]
     ) -> None:
-        """No number is used twice, not even that of a file that is about to be removed."""
+        """Choose each shard's next file number above all found ones, removed files included."""
         names = unfinished + [found.name for found in itertools.chain(*shards.values())]
         for name in sorted(names):
             self.ends[name.wal_set, name.shard] = ShardEnd(name.number + 1, Opening(0, 0, 0))
@@ -254,7 +255,7 @@ class JournalReplay:
     def _groups(
         self, found: JournalFile, follower: JournalFile | None, start_lsn: int
     ) -> Iterator[Group]:
-        """The groups of one file; judges its end."""
+        """Yield the groups of one file, then check the file's end."""
         position = FILE_HEADER_BYTES
         while True:
             result = found.scan(position, from_lsn=start_lsn)
@@ -317,15 +318,15 @@ class JournalReplay:
     def _check_synced_tail(
         self, key: Key, files: list[JournalFile], last_lsn: int, start_lsn: int
     ) -> None:
-        """A proof that the shard's entries up to an lsn existed.
+        """Raise `Corrupt` if a proof shows that the shard had more entries than were read.
 
-        A header, an end mark or a snapshot made when they were synced is such a proof.
+        A header, an end mark or a snapshot that was made after a sync is such a proof.
         """
         mark, of_snapshot = self._marks.get(key), self._of_snapshot.get(key)
         path, synced_lsn = max((found.header.after_lsn, found.path) for found in files)[::-1]
         if mark is not None:
             synced_lsn = max(synced_lsn, mark.synced_lsn)
-            # The file in use; before its first group the one before it.
+            # Name the file in use; before it has a group, name the file before it.
             live = next(found for found in files if found.header.number == mark.number)
             used = [found.path for found in files if found.first is not None]
             is_begun = live.first is not None or mark.synced_end > FILE_HEADER_BYTES
@@ -365,15 +366,16 @@ class JournalReplay:
             opening = Opening(last.header.number, last.end, last_lsn)
         for found in files:
             if found.first is None and found.header.number > opening.previous_number:
-                # Never used, or its first group is torn; no part of it counts.
+                # The file was never used, or its first group is torn: nothing in it counts.
                 self._judge_tail(found, FILE_HEADER_BYTES, "", start_lsn)
                 if mark is not None and found.header.number == mark.number:
-                    # It stays until the mark names another one.
+                    # The file stays until the end mark names another file.
                     self.old_files.append(OldFile(found.path, last_lsn, key, found.size))
                 else:
                     self._unused.append(found.path)
             elif found.first is None:
-                # Before the start of replay: not judged, and removed with the files beside it.
+                # The file ends before the start of replay: it is not checked, and is removed with
+                # its neighbours.
                 self.old_files.append(OldFile(found.path, last_lsn, key, found.size))
         self.ends[key] = ShardEnd(self.ends[key].next_number, opening)
         self.report.last_lsn = max(self.report.last_lsn, last_lsn)

@@ -1,6 +1,6 @@
-"""How far a shard is written and synced, and when it syncs. Pure.
+"""Stores how far a shard is written and synced, and decides when it syncs. Pure.
 
-`Watermarks` holds three lsns that only grow, but for `take_back`. `SyncPolicy` decides whether a
+`Watermarks` holds three lsns that only grow, except in `take_back`. `SyncPolicy` decides whether a
 sync is due and what the loop may write before or beside it
 (`docs/decisions/0016-writes-beside-a-sync.md`). Both belong to the loop thread. Called by
 `wal_writer`.
@@ -14,10 +14,11 @@ from typing import Final
 from topics_server.values.limits import LOOP_UNSYNCED_BYTES_MAX
 from topics_server.wal.journal.group_commit import QueuedFrame
 
-# A write beside a sync that takes longer than this may have waited for the sync (or for a busy
-# machine). If this many syncs in a row have such a write, the file system serialises the two.
+# A write during a sync that takes longer than `SLOW_WRITE_MS` may have waited for the sync (or for
+# a busy machine). If `SLOW_SYNCS_MAX` syncs in a row have such a write, the file system serialises
+# writes and syncs.
 SLOW_WRITE_MS: Final = 5.0
-# So many unsynced bytes are synced before a sync is due, so that the loop may go on writing.
+# This many unsynced bytes are synced even before a sync is due, so that the loop may write further.
 SYNC_AHEAD_BYTES: Final = LOOP_UNSYNCED_BYTES_MAX // 2
 SLOW_SYNCS_MAX: Final = 3
 
@@ -31,7 +32,7 @@ class Watermarks:
         self.submitted_lsn = self.written_lsn = self.synced_lsn = last_lsn
 
     def submit(self, lsn: int) -> None:
-        """Note one entry that joins the queue."""
+        """Note one entry that is added to the queue."""
         assert lsn > self.submitted_lsn, "lsns of a shard ascend"
         self.submitted_lsn = lsn
 
@@ -51,7 +52,7 @@ class Watermarks:
 
 
 class SyncPolicy:
-    """Whether a sync is due, for which tickets, and which writes go first.
+    """Decides whether a sync is due, for which tickets, and which writes go first.
 
     `is_due`: the interval has passed, or a caller of `sync_all` waits. `from_lsns`: for each
     written, unsynced group the first entry whose ticket waits for the sync.
@@ -73,24 +74,24 @@ class SyncPolicy:
 
     @property
     def waiting_lsns(self) -> list[int]:
-        """For each written, unsynced group: the first entry whose ticket waits for the sync."""
+        """For each written but unsynced group: the first entry whose ticket waits for the sync."""
         return list(self.from_lsns)
 
     # -- decisions -------------------------------------------------------------------------
 
     def allows_write(self, queue: deque[QueuedFrame]) -> bool:
-        """Whether the queue may be written now. If a sync is due, only where writes do not wait.
+        """Whether the queue may be written now; if a sync is due, only if writes do not wait.
 
-        Frames that all wait for a sync share that sync, in one job.
+        If all queued frames wait for a sync, one job writes and syncs them.
         """
         if not self.is_due and not self.from_lsns:
             return True
         return self.writes_beside_syncs and not all(frame.sync for frame in queue)
 
     def may_sync_first(self, queue: deque[QueuedFrame]) -> bool:
-        """Whether to sync before the queue is written: no ticket waits for this sync.
+        """Whether to sync before the queue is written. No ticket waits for such a sync.
 
-        The loop then writes the queue beside the sync. In one job with it, the queue's tickets
+        The loop then writes the queue during the sync. If one job did both, the queue's tickets
         would wait for the sync too.
         """
         return (
@@ -101,7 +102,7 @@ class SyncPolicy:
         )
 
     def wants_sync_of(self, dirty_bytes: int) -> bool:
-        """Whether to sync with an empty queue: also ahead of time, so that the loop may go on."""
+        """Whether to sync with an empty queue; also early, so that the loop may keep writing."""
         return (
             self.is_due
             or bool(self.from_lsns)
@@ -109,7 +110,7 @@ class SyncPolicy:
         )
 
     def failed_from(self, written_lsn: int) -> int:
-        """The first entry that a failed sync undoes: tickets wait from there on."""
+        """The first entry that a failed sync undoes: the first one whose ticket waits."""
         if self.from_lsns:
             return min(written_lsn + 1, self.from_lsns[0])
         return written_lsn + 1
@@ -117,15 +118,15 @@ class SyncPolicy:
     # -- events ----------------------------------------------------------------------------
 
     def ticket_waits(self, sync_from_lsn: int) -> None:
-        """A group is written, and the ticket of this entry waits for its sync."""
+        """Note a written group whose sync the ticket of this entry waits for."""
         self.from_lsns.append(sync_from_lsn)
 
     def write_took(self, took_ms: float) -> None:
-        """A write has returned while a sync is under way."""
+        """Note the duration of a write that returned while a sync was under way."""
         self._had_slow_write |= took_ms > SLOW_WRITE_MS
 
     def synced(self, synced_lsn: int) -> bool:
-        """A sync has succeeded; True if from now on nothing is written beside a sync."""
+        """Note a successful sync; True if from now on nothing is written during a sync."""
         waiting = self.from_lsns
         while waiting and waiting[0] <= synced_lsn:
             waiting.popleft()

@@ -7,18 +7,18 @@ before it begins. Invariants:
 
 - Groups are written only below `filled`, where the file is zeros already: a write never grows it.
 - A file's header and name are synced before its first group is written, and a file is synced whole
-  before the next one gets its first group. Recovery tells torn from corrupt by that.
-- There is a *spare*: the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are
-  written only while there is one, so a full disk leaves a whole spare for urgent entries.
+  before the next one gets its first group. Recovery relies on this to tell torn from corrupt.
+- A *spare* is the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are written
+  only while a spare exists, so a full disk leaves a whole spare for urgent entries.
 - Room for ordinary entries is made only where `may_fill` says that enough stays free; urgent ones
   (deletes, acks, drops) may use up the spare and the rest of the disk.
 - After a failed write nothing is written before `cut` has zeroed its possible remains.
-- The end mark never claims more than is true: it follows each write and each sync. It names a file
-  before that file gets a group, synced, so it never names a trimmed file. It reports a sync
-  as under way from before it until it has succeeded: after a failure the kernel may forget the
-  writes since the last sync. The holder of the turn writes the mark; beside a sync or a fill on the
-  worker that is the loop. The mark is made durable before anything outside the journal relies on a
-  sync (a snapshot, delete flags, a segment).
+- The end mark never claims more than is true: it is written after each write and each sync. Before
+  a file gets its first group, a synced mark names the file, so the mark never names a trimmed file.
+  The mark reports a sync as under way from before the sync until it has succeeded: after a failure
+  the kernel may forget the writes since the last sync. The holder of the turn writes the mark;
+  during a sync or a fill on the worker that is the loop. The mark is made durable before anything
+  outside the journal relies on a sync (a snapshot, delete flags, a segment).
 
 Called by `wal_writer`.
 """
@@ -54,11 +54,12 @@ from topics_server.wal.journal.end_mark_file import EndMarkFile
 from topics_server.wal.journal.group_commit import NextGroup
 
 RESERVE_BYTES: Final = MIB
-# Bytes filled in one call. The kernel locks the file meanwhile, so the loop's writes wait for it;
-# and each call costs a turn at the interpreter lock.
+# Bytes filled in one call. The kernel locks the file during the call, so the loop's writes wait;
+# and after each call the worker must take the interpreter's lock again.
 _ZEROS: Final = memoryview(bytes(256 * KIB))
-# Pause after a fill step beside which another thread writes, seconds: a waiter gets the file only
-# if the holder does not take it again at once (Linux lets a waiter go first after 4 ms).
+# Pause in seconds after a fill step if another thread is writing. The waiting thread gets the
+# file's lock only if this one does not take it again at once (Linux lets a waiter go first after 4
+# ms).
 _PAUSE_S: Final = 0.0001
 _OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
 
@@ -92,11 +93,11 @@ class _Live:
         self.file_id = file_id
         self.number = number
         self.filled = 0
-        # A group is being written.
+        # Whether a group is being written.
         self.is_written = False
 
     def fill(self, upto: int) -> None:
-        """Write zeros up to a position; the part that a failed call has filled stays uncounted."""
+        """Write zeros up to a position; what a failed call has filled is not counted."""
         position = self.filled
         while position < upto:
             step = min(len(_ZEROS), upto - position)
@@ -110,10 +111,10 @@ class _Live:
 class WalFile:
     """The state of one shard's file.
 
-    `end`: the next group's position; `last_lsn`: the last written.
+    `end`: the position of the next group; `last_lsn`: the last written lsn.
 
     `written_bytes`, `covered_bytes`: bytes of groups ever written and ever synced (marks do not
-    count). `spares`: the next files; without one only urgent entries are written.
+    count). `spares`: the next files; without a spare only urgent entries are written.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class WalFile:
         self._new_file_id: Final = new_file_id
         self._sizes: Final = sizes
         self._may_fill: Final = may_fill
-        # Nearer to the end of a file than this, a second spare is made.
+        # When fewer than this many bytes of a file are left, a second spare is made.
         self._near_end: Final = sizes.file_bytes // 4
         self._ahead_bytes = sizes.fill_step_bytes
         self._run: Final = run
@@ -158,25 +159,25 @@ class WalFile:
         self.end = self.synced_bytes = FILE_HEADER_BYTES
         self._live = self._make_file(FILE_HEADER_BYTES)
         self._is_syncing = False
-        # Whether the newest note is not in the end mark: the disk refused it.
+        # Whether the newest note is missing in the end mark, because the disk refused it.
         self.is_mark_refused = False
-        # The mark that is known to be durable, and the one that is about to be.
+        # The mark that is known to be durable, and the mark that is being made durable.
         self._held = self._end_mark_now()
         self._holding: EndMark | None = None
         self._end_mark = EndMarkFile.open(fs, wal_dir, wal_set, shard, self._held)
 
-    # -- what is there ---------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
-        """The file groups go to."""
+        """The file that groups are written to."""
         return self._live.file.path
 
     def has_room(self, frames_bytes: int) -> bool:
         """Whether a group with this many bytes of frames fits into the filled part of the file."""
         if self._opening is not None:
             frames_bytes += _OPENING_BYTES
-        # `group_length` in place: every write asks.
+        # The body of `group_length`, inlined, because every write needs it.
         return self.end + ((GROUP_HEADER_BYTES + frames_bytes + 7) & ~7) <= self._live.filled
 
     @property
@@ -190,12 +191,12 @@ class WalFile:
         end, limit, filled = self.end, self._limit, self._live.filled
         if filled < limit and filled < end + self._ahead_bytes // 2:
             return True
-        # Near the end of a file also the spare after the next, so that no request waits there.
+        # Near the end of a file a second spare is made too, so that no request waits for it.
         return not self.spares or (limit - end < self._near_end and len(self.spares) < 2)
 
     @property
     def may_rotate(self) -> bool:
-        """Whether `prepare` may move to the next file: then nothing else writes meanwhile."""
+        """Whether `prepare` may change to the next file: then nothing may be written meanwhile."""
         return self._refused_bytes > 0
 
     @property
@@ -206,9 +207,9 @@ class WalFile:
     # -- room ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Fill ahead and make a spare, and room for the last refused write. Raises `DiskFull`.
+        """Fill ahead, make a spare, and make room for the last refused write. Raises `DiskFull`.
 
-        Without `may_rotate`, writes may go on meanwhile: it touches nothing below the filled mark.
+        Without `may_rotate`, other calls may write meanwhile: this changes nothing below `filled`.
         """
         wanted = 2 if self._limit - self.end < self._near_end else 1
         if len(self.spares) < wanted:
@@ -216,7 +217,7 @@ class WalFile:
         if self._refused_bytes:
             self._make_ordinary_room(self._refused_bytes)
             self._refused_bytes = 0
-        # A step at a time: a sync may run between two of them.
+        # Fill one step at a time: a sync may run between two steps.
         step = max(self._live.filled, self.end) + self._sizes.fill_step_bytes
         self._fill_ahead_to(min(self._limit, self.end + self._ahead_bytes, step))
 
@@ -230,7 +231,7 @@ class WalFile:
             self._make_ordinary_room(frames_bytes)
         except DiskFull:
             if not urgent:
-                # A group of unusual size does not hold up ordinary ones.
+                # A group of unusual size must not delay ordinary ones.
                 self._refused_bytes = min(frames_bytes, self._sizes.fill_step_bytes)
                 raise
             if not self.has_room(frames_bytes) and self.spares and self._opening is None:
@@ -252,7 +253,7 @@ class WalFile:
             assert self.end == FILE_HEADER_BYTES
             self._limit = self.end + needed
         elif self.end > FILE_HEADER_BYTES:
-            # Filling has fallen behind: syncs take long, or much is written.
+            # Filling is too slow: syncs take long, or much is written.
             self._ahead_bytes = min(2 * self._ahead_bytes, self._sizes.file_bytes // 2)
         self._fill_ahead_to(min(self._limit, self.end + max(needed, self._sizes.reserve_bytes)))
 
@@ -275,7 +276,7 @@ class WalFile:
         self.spares.append(self._make_file(self._sizes.reserve_bytes))
 
     def _make_file(self, fill_bytes: int) -> _Live:
-        """A new file with a header, filled and synced, its name included."""
+        """Make a file with a header, filled, and synced together with its name."""
         number = self._next_number
         path = layout.join(
             self._wal_dir, layout.wal_file(layout.WalName(self._wal_set, self._shard, number))
@@ -301,7 +302,7 @@ class WalFile:
         except SyncFailed:
             raise
         except StorageError:
-            # Free the space for others. Recovery finds a leftover name unused.
+            # Free the space. If the removal fails, recovery finds the file unused.
             file.close()
             self._fs.unlink(path, missing_ok=True)
             raise
@@ -316,7 +317,7 @@ class WalFile:
         self.note_syncing()
         self.sync()
         self._is_syncing = False
-        # Before anything changes here: after a refusal the old file stays in use.
+        # Do this before any field changes: if the disk refuses, the old file stays in use.
         beginning = self._end_mark_now()._replace(
             number=new.number,
             file_id=new.file_id,
@@ -338,7 +339,7 @@ class WalFile:
     # -- bytes -----------------------------------------------------------------------------
 
     def write(self, group: NextGroup, *, sync_follows: bool = False) -> None:
-        """One write. On failure nothing counts as written and `cut` must follow.
+        """Write one group. After a failure nothing counts as written, and `cut` must follow.
 
         `sync_follows`: the caller syncs next, and nothing is written before that.
         """
@@ -388,7 +389,7 @@ class WalFile:
         self.covered_bytes = written_bytes
 
     def mark(self) -> None:
-        """Write into the file how far it is synced, unless a mark already says so.
+        """Write into the file how far it is synced, unless a group there already says so.
 
         The mark itself is neither synced nor counted as dirty: losing it does no harm.
         """
@@ -397,7 +398,7 @@ class WalFile:
             self._write([], 0, 0)
 
     def cut(self) -> None:
-        """Zero the possible remains of a failed write, and sync. Raises if neither way works."""
+        """Zero or truncate the possible remains of a failed write, and sync; may raise."""
         length = self._broken_bytes
         assert length
         self.note_syncing()
@@ -405,7 +406,7 @@ class WalFile:
             for start in range(0, length, len(_ZEROS)):
                 self._live.file.pwrite(_ZEROS[: length - start], self.end + start)
         except DiskFull:
-            # A copy-on-write disk may have no room even for zeros; truncating works.
+            # A copy-on-write disk may have no room even for zeros; then truncate the file.
             self._live.file.truncate(self.end)
             self._live.filled = self.end
         self.sync()
@@ -415,17 +416,17 @@ class WalFile:
     # -- the end mark ----------------------------------------------------------------------
 
     def note_syncing(self) -> None:
-        """A sync is about to begin: until it has succeeded, unsynced groups may vanish."""
+        """Mark a sync as under way: until it has succeeded, unsynced groups may vanish."""
         self._is_syncing = True
         self._note_end()
 
     def note_synced(self) -> None:
-        """The sync has succeeded: write its end into the end mark."""
+        """Write the synced end into the end mark: the sync has succeeded."""
         self._is_syncing = False
         self._note_end()
 
     def finish(self) -> None:
-        """No more writes: sync the end mark. Raises `StorageError`."""
+        """Sync the end mark; no write follows. Raises `StorageError`."""
         self._end_mark.begin(self._end_mark_now())
 
     @property
@@ -434,7 +435,7 @@ class WalFile:
         return (self._held.number, self._held.synced_end) == (self._live.number, self.synced_bytes)
 
     def begin_hold(self) -> None:
-        """Write the mark that `hold` makes durable."""
+        """Write the end mark; `hold` then makes it durable."""
         self._holding = None
         mark = self._end_mark_now()
         try:
@@ -447,7 +448,7 @@ class WalFile:
     def hold(self) -> None:
         """*Blocking.* Make the mark durable.
 
-        After a refusal the older mark stays, which is true too.
+        If the disk refuses, the older mark stays, which is also true.
         """
         if self._holding is None:
             return
@@ -459,7 +460,7 @@ class WalFile:
         self._held = self._holding
 
     def _note_end(self) -> None:
-        """Write the end mark. On a refusal the old mark stays, which is true as well."""
+        """Write the end mark. If the disk refuses, the old mark stays, which is also true."""
         try:
             self._end_mark.note(self._end_mark_now())
         except StorageError as error:
@@ -483,7 +484,7 @@ class WalFile:
         )
 
     def close(self) -> None:
-        """Close the files; recovery removes an unused spare."""
+        """Close the files; the next recovery removes an unused spare."""
         for live in (self._live, *self.spares):
             live.file.close()
         self._end_mark.close()

@@ -2,20 +2,20 @@
 
 Loop thread only, except `_work`, which the shard's worker runs. The file side (`wal_file`) belongs
 to the worker while a job is under way (`_job`), else to the loop; there is no lock. `sync_policy`
-knows how far the shard is written and synced, and decides when it syncs.
+stores how far the shard is written and synced, and decides when it syncs.
 
-The entries of one loop turn form a group. The loop writes a small group on an idle shard, below the
-filled mark and with few unsynced bytes, at the end of the turn and reports it there. The worker
-does everything else, one job and one report to the loop at a time (ARCHITECTURE, Small writes). A
-shard also counts as idle while the worker only fills ahead, or only syncs: unless writes wait
-for the sync, or every queued entry waits for one itself
+The entries of one loop turn form a group. At the end of the turn the loop itself writes and reports
+a group, if the group is small, the shard is idle, few bytes are unsynced, and the group fits below
+the filled mark. The worker does everything else, one job and one report to the loop at a time
+(ARCHITECTURE, Small writes). A shard also counts as idle while the worker only fills ahead or only
+syncs, unless writes wait for that sync or every queued entry waits for a sync itself
 (`docs/decisions/0016-writes-beside-a-sync.md`).
 
     OPEN ──write refused──> FAILED ──reopen──> FULL ──room found──> OPEN
       └──────sync failed──────┴───────────────────┴──> READ_ONLY (for ever)
 
-FAILED takes nothing; FULL takes urgent entries and looks for room every `RETRY_MS`. A failed group
-fails everything queued behind it, so the undone entries are a suffix that no reader has seen.
+FAILED accepts nothing; FULL accepts urgent entries and checks for room every `RETRY_MS`. A failed
+group fails everything queued behind it, so the undone entries are a suffix that no reader has seen.
 Called by `journal`.
 """
 
@@ -57,7 +57,7 @@ from topics_server.wal.journal.writer_jobs import (
     do_job,
 )
 
-# How often a full shard looks for room.
+# How often a full shard checks for room.
 RETRY_MS: Final = 500
 
 
@@ -71,7 +71,7 @@ class WriterState(enum.Enum):
     CLOSED = "closed"
 
 
-# A member of an enum costs a lookup, and each write asks several times.
+# Access to an enum member costs a lookup, and each write needs several.
 _OPEN: Final = WriterState.OPEN
 _FULL: Final = WriterState.FULL
 
@@ -100,9 +100,9 @@ class WalWriter:
         self._loop: Final = loop
         self._sync_interval_s: Final = sync_interval_ms / 1000
         self._observe_sync_us: Final = observe_sync_us
-        # Called when more was submitted than the loop writes at once.
+        # Called when more was submitted than the loop can write at once.
         self._on_backlog: Final = on_backlog
-        # Called on the worker when a sync failed, before any answer.
+        # Called on the worker after a failed sync, before any answer is sent.
         self._on_unknown: Final = on_unknown
         self._queue: Final[deque[QueuedFrame]] = deque()
         self._queue_bytes = 0
@@ -118,11 +118,12 @@ class WalWriter:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # Callers that wait until the end mark is durable.
         self._holders: list[asyncio.Future[None]] = []
-        # They have waited for a job already: their end mark goes before the queue.
+        # Whether these callers have waited for a job already: then the end mark is written before
+        # the queue.
         self._is_hold_due = False
-        # The first entry of a group whose write on the loop failed, until its cut is done.
+        # The first entry of a group whose write on the loop failed, until its remains are cut.
         self._failed_lsn = 0
-        # While the shard closes: resolved with the outcome of the job under way.
+        # While the shard is closing: the future that gets the outcome of the job under way.
         self._closing_job: asyncio.Future[Outcome] | None = None
 
     # -- the loop's side -------------------------------------------------------------------
@@ -170,7 +171,7 @@ class WalWriter:
             self._loop.call_soon(self._flush)
 
     def flush(self) -> None:
-        """Write the queued entries now, where the loop would write them at the end of the turn."""
+        """Write the queued entries now, if the loop would write them at the end of the turn."""
         if self._queue and self.state is _OPEN and self._may_write_here():
             self._write_here()
 
@@ -187,7 +188,7 @@ class WalWriter:
             raise TopicsError(Code.THROTTLED, "the disk is full", {"limit": "disk"})
 
     def reopen(self) -> None:
-        """Everything from `failed_from` on is undone: take urgent entries, look for room."""
+        """Accept urgent entries and check for room: everything from `failed_from` on is undone."""
         if self.state is not WriterState.FAILED:
             return
         self.state = _FULL
@@ -200,7 +201,7 @@ class WalWriter:
         self._pump_later()
 
     def start(self) -> None:
-        """Make room ahead of the first entry."""
+        """Make room before the first entry arrives."""
         self._pump_later()
 
     def _pump_later(self) -> None:
@@ -222,10 +223,10 @@ class WalWriter:
         await future
 
     async def hold_end(self) -> None:
-        """Return once a durable end mark covers the synced entries, or cannot.
+        """Return once a durable end mark covers the synced entries, or cannot cover them.
 
-        Then nothing that relies on these entries outlives them unnoticed, whatever happens to the
-        journal's file.
+        If the journal's file is damaged later, the next start then notices the loss of these
+        entries, on which other files may rely.
         """
         if self.state not in (_OPEN, _FULL) or self.tail.is_held:
             return
@@ -253,7 +254,7 @@ class WalWriter:
         if self._job is not None:
             is_read_only |= (await self._job_done()).error == READ_ONLY
         if not is_read_only:
-            # After a power cut the sync stays known, however old the end mark on disk was.
+            # Write the end mark, so that the sync is known after a power cut too.
             self._start(FinishFile())
             await self._job_done()
         for timer in (self._sync_timer, self._probe_timer):
@@ -275,7 +276,7 @@ class WalWriter:
         self._pump()
 
     def _pump(self) -> None:
-        """Start the next job or write; ends with the worker busy, or with nothing to do."""
+        """Start jobs or write, until the worker is busy or nothing is left to do."""
         tail, policy = self.tail, self._policy
         while self.state is _OPEN or self.state is _FULL:
             if self._queue and self._may_write_here():
@@ -306,7 +307,7 @@ class WalWriter:
                 return
 
     def _may_sync_first(self) -> bool:
-        """Whether a sync is due without a waiting ticket: the loop writes the queue beside it."""
+        """Whether a sync is due for which no ticket waits: the loop writes the queue during it."""
         return (
             self._policy.is_due
             and not self._waiters
@@ -315,7 +316,7 @@ class WalWriter:
         )
 
     def _may_write_here(self) -> bool:
-        """Whether the group about to be taken may be written from the loop, without blocking."""
+        """Whether the loop may write the next group itself, without blocking."""
         size, tail, policy = self._queue_bytes, self.tail, self._policy
         return (
             (self._job is None or self._may_write_beside(self._job))
@@ -346,7 +347,7 @@ class WalWriter:
     def _write_here(self) -> None:
         queue = self._queue
         if len(queue) == 1:
-            # A single entry in this turn: by far the most frequent case.
+            # A single entry in this turn is by far the most frequent case.
             frame = queue.popleft()
             lsn, sync_from = frame.lsn, frame.lsn if frame.sync else None
             group = NextGroup(
@@ -376,7 +377,7 @@ class WalWriter:
         counters.groups += 1
         counters.frames += count
         counters.bytes += group.frames_bytes
-        # `StepHistogram.observe` in place, twice: every group is counted.
+        # The body of `StepHistogram.observe`, inlined twice, because every group is counted.
         frames, times = counters.group_frames, counters.write_us
         frames.counts[count.bit_length()] += 1
         frames.total += count
@@ -429,7 +430,7 @@ class WalWriter:
         try:
             outcome = do_job(self.tail, job)
         except Exception as error:
-            # A defect must not leave clients waiting in silence: the outcome is unknown.
+            # A defect must not leave clients waiting for ever: report the outcome as unknown.
             log.exception("shard %d: defect in the writer", self.number)
             outcome = Outcome(job, error=READ_ONLY, reason=repr(error))
         is_finish = isinstance(job, FinishFile)
@@ -438,7 +439,7 @@ class WalWriter:
         return outcome
 
     def _done(self, outcome: Outcome) -> None:
-        """Back on the loop: report the outcome of a job, and go on."""
+        """Report the outcome of a job and start the next one; runs on the loop."""
         self._job = None
         job = outcome.job
         if self._closing_job is not None:
@@ -464,7 +465,7 @@ class WalWriter:
             self._start(CutBack())
             return
         if outcome.error == DISK_FULL and isinstance(job, MakeRoom):
-            # No entry failed; ordinary entries are refused until there is room.
+            # No entry has failed, but ordinary entries are refused until there is room.
             self._wait_for_room(outcome.reason)
         elif outcome.error == DISK_FULL or self.state is WriterState.FAILED:
             assert not outcome.written
@@ -488,7 +489,7 @@ class WalWriter:
                 self.number,
             )
         if self.tail.dirty_bytes and self._sync_timer is None:
-            # Written by the loop meanwhile.
+            # The loop wrote these meanwhile.
             self._sync_later()
 
     # -- reports ---------------------------------------------------------------------------
@@ -526,11 +527,11 @@ class WalWriter:
                 future.set_result(None)
             else:
                 self._waiters.append((target, future))
-        # A caller still waits: sync again as soon as the shard can.
+        # Another caller waits: sync again as soon as possible.
         self._policy.is_due = self._policy.is_due or bool(self._waiters)
 
     def _fail_group(self, group: NextGroup) -> None:
-        """The disk refused a write on the loop: cut back on the worker, then answer."""
+        """Cut the remains of the loop's failed write on the worker, then answer."""
         self.state = WriterState.FAILED
         self._failed_lsn = group.first_lsn
         self._drop_queue()
@@ -572,7 +573,7 @@ class WalWriter:
         self._tell_failure()
 
     def _tell_failure(self) -> None:
-        """Until the end mark says that a sync failed, the next start takes a loss for damage."""
+        """Write the end mark: before it has the failed sync, a loss looks like damage."""
         if self.state is WriterState.READ_ONLY and self.tail.is_mark_refused:
             self.tail.note_syncing()
             self._loop.call_later(RETRY_MS / 1000, self._tell_failure)

@@ -22,7 +22,7 @@ class BlockingWorker(Protocol):
     """Runs calls off the loop, one at a time."""
 
     def run(self, call: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Run `call` later; `done` gets its result on the loop's thread."""
+        """Run `call` later; `done` receives its result on the loop's thread."""
         ...
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class BlockingWorker(Protocol):
 
 
 class ThreadWorker:
-    """A thread, started with the first call; one wake of the loop per result."""
+    """A thread, started with the first call; each result wakes the loop once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop: Final = loop

@@ -1,6 +1,6 @@
 """The jobs of a shard's writer thread, and their counters.
 
-Each kind of job is a class; `do_job` makes its blocking calls on the shard's `tail`. Called by
+Each kind of job is a class; `do_job` makes its blocking calls on the shard's `WalFile`. Called by
 `wal_writer`.
 """
 
@@ -35,7 +35,7 @@ class WriteCounters(msgspec.Struct):
 
 
 class WriteGroup(msgspec.Struct, frozen=True, gc=False):
-    """Make room for a group and write it; then sync it, if requested."""
+    """Make room for a group and write it; then sync it if requested."""
 
     group: NextGroup
     sync: bool
@@ -65,7 +65,7 @@ WriteJob = WriteGroup | SyncOnly | CutBack | MakeRoom | HoldEndMark | FinishFile
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """The result of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or nothing."""
+    """The result of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or None."""
 
     job: WriteJob
     written: bool = False
@@ -77,7 +77,7 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 def do_job(tail: WalFile, job: WriteJob) -> Outcome:
-    """*Blocking.* Do the job; every refusal of the disk becomes a part of the outcome."""
+    """*Blocking.* Do the job; an error of the disk becomes a part of the outcome."""
     outcome = Outcome(job)
     try:
         match job:
@@ -98,9 +98,9 @@ def do_job(tail: WalFile, job: WriteJob) -> Outcome:
     except SyncFailed as error:
         outcome.error, outcome.reason = READ_ONLY, str(error)
     except StorageError as error:
-        # Any refusal (no room, no descriptor, no right): no sync was tried.
+        # Any other error (no room, no descriptor, no permission): no sync was tried.
         outcome.error, outcome.reason = DISK_FULL, str(error)
-        # Without a group, a write under way or failed belongs to the loop.
+        # In jobs without a group, a failed write was made by the loop, which handles it.
         if isinstance(job, WriteGroup) and tail.is_broken:
             _cut_back(tail, outcome)
     return outcome
@@ -114,7 +114,7 @@ def _write(tail: WalFile, job: WriteGroup, outcome: Outcome) -> None:
     outcome.write_ms = monotonic_ms() - began_ms
     if job.sync:
         _sync(tail, outcome)
-        # The loop writes nothing beside this job, so the end mark is the worker's.
+        # The loop writes nothing during this job, so the worker writes the end mark.
         tail.note_synced()
 
 

@@ -25,7 +25,7 @@ class _Handle:
 
 
 class FileHandles:
-    """At most `max_open` files, unless more are read at the same moment."""
+    """At most `max_open` open files, or more if more are read at the same moment."""
 
     def __init__(self, fs: Fs, max_open: int) -> None:
         assert max_open > 0
@@ -56,7 +56,7 @@ class FileHandles:
                     handle.file.close()
 
     def close(self) -> None:
-        """Close everything that is idle."""
+        """Close all idle files."""
         with self._lock:
             self._evict(0)
 
@@ -75,7 +75,7 @@ class FileHandles:
         try:
             return self._fs.open(path)
         except DiskFull:
-            # Out of descriptors: close our idle ones first.
+            # The process is out of descriptors: close the idle files, then try again.
             self._evict(0)
             return self._fs.open(path)
         except StorageError:

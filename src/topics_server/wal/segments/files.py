@@ -36,7 +36,7 @@ class Tiers:
     cold: str | None
 
     def folder(self, tier: str, topic_id: int) -> str:
-        """A topic's folder in a tier. Raises `StartRefused` for the cold tier without a folder."""
+        """A topic's folder in a tier. Raises `StartRefused` if there is no cold folder."""
         root = self.hot if tier == HOT else self.cold
         if root is None:
             raise StartRefused(f"topic {topic_id} has cold segments and no cold folder is set")
@@ -56,7 +56,7 @@ class Tiers:
         return layout.join(self.folder(tier, topic_id), layout.segment_idx(segment_id))
 
     def paths(self, tier: str, topic_id: int, segment_id: int) -> tuple[str, str]:
-        """Both, `.idx` first: it is the order in which they are copied and removed."""
+        """Both paths, `.idx` first: the order in which the files are copied and removed."""
         return (
             self.idx_path(tier, topic_id, segment_id),
             self.data_path(tier, topic_id, segment_id),
@@ -64,7 +64,7 @@ class Tiers:
 
 
 def copy_to_temp(fs: Fs, source: str, target: str) -> None:
-    """Copy a file to a temporary name in another tier, synced, not yet renamed."""
+    """Copy a file to a temporary name in another tier and sync it; the caller renames it."""
     file = fs.open(source)
     try:
         size = file.size()
@@ -124,14 +124,14 @@ def flip_file(
     hit: Sequence[int],
     known: FlagsDigest | None,
 ) -> FlagsDigest | None:
-    """Set the delete flags of rows, and sync them; the digest of all flags after that.
+    """Set the delete flags of rows and sync them; return the digest of all flags after that.
 
-    `known`: the digest of those that were synced last. `None`, and nothing is set, for a file of
-    another size or with other flags: damaged as a whole, or its flags are, and flags that are taken
-    for right would bring a deleted record back. `None` as well if flags of other rows are neither
-    live nor dead: a later start must not compare the right file with those.
+    `known`: the digest of the flags that were synced last. If the file has another size or other
+    flags, it is damaged: this sets nothing and returns `None`, because trusting its flags could
+    bring a deleted record back. It also returns `None` if a flag of another row has neither of the
+    two valid values: no later start may compare an undamaged file with such flags.
     """
-    # Not `np.unique`, which imports a module when it first runs.
+    # Do not use `np.unique`: it imports a module when it first runs.
     rows = np.sort(np.asarray(hit, "<i8"))
     rows = rows[np.diff(rows, prepend=-1) > 0]
     assert 0 <= int(rows[0]) <= int(rows[-1]) < entry.record_count

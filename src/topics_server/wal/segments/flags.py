@@ -16,7 +16,7 @@ import xxhash
 from topics_server.values.file_inventory import FlagsDigest
 from topics_server.wal.format.segment import DEAD, LIVE, damaged_flags
 
-# Up to this many damaged flags are restored by the digest: two values each.
+# The digest restores at most this many damaged flags, by trying both values of each.
 _GUESSED_MAX: Final = 8
 
 
@@ -26,21 +26,21 @@ def digest_of(flags: bytes) -> FlagsDigest:
 
 
 def union_of(flags: bytes, others: bytes) -> bytes:
-    """The rows dead in `flags` or in `others`; damaged flags of `others` are ignored."""
+    """Merge two copies: rows dead in either are dead; ignores damaged flags of `others`."""
     ours, theirs = np.frombuffer(flags, "u1"), np.frombuffer(others, "u1")
     union: bytes = np.where(theirs == DEAD, DEAD, ours).astype("u1").tobytes()
     return union
 
 
 def dead_with(flags: bytes, rows: bytes) -> int:
-    """The number of rows dead by their flag or in `rows`, a column of `<u4` row numbers."""
+    """The number of rows that are dead by their flag or listed in `rows` (`<u4` row numbers)."""
     dead = np.frombuffer(flags, "u1") == DEAD
     dead[np.frombuffer(rows, "<u4")] = True
     return int(np.count_nonzero(dead))
 
 
 def mended(flags: bytes, anchored: FlagsDigest) -> bytes | None:
-    """Flags whose damaged bytes are set so that the anchored digest fits, if that is possible."""
+    """The flags with damaged bytes set so that the anchored digest fits; None if none fits."""
     damaged = damaged_flags(flags).tolist()
     if not 0 < len(damaged) <= _GUESSED_MAX:
         return None

@@ -3,7 +3,7 @@
 Satisfies `engine.ports.SealedIndex`. Made by `wal/segments/store.py`, which also supplies the
 functions that map its `.idx` again (mappings hold a descriptor, so only a bounded number stay) and
 read its flags. Invariant: beyond the object itself a sealed record costs no anonymous memory. Only
-while recovery judges the files, the flags and a rebuilt index are kept in memory.
+during recovery's check of the files are the flags and a rebuilt index kept in memory.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class SealedColumns:
         self.segment_id: Final = segment_id
         self.first_seq: Final = first_seq
         self.last_seq: Final = last_seq
-        # Rows whose delete flag is neither live nor dead: they may have been deleted.
+        # Rows whose delete flag is neither live nor dead: these rows may have been deleted.
         self.bad_rows: Final = array("I", bad_rows)
-        # The flags that recovery found, until they are judged and made durable.
+        # The flags that recovery found, until they are checked and made durable.
         self.found_flags = found_flags
-        # False if the delete flags are lost: any row may have been deleted.
+        # False if the delete flags are lost, so that any row may have been deleted.
         self.is_readable: Final = is_readable
         self._load = load
         self._read_flags = read_flags
@@ -78,11 +78,11 @@ class SealedColumns:
 
     @property
     def record_count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return self.last_seq - self.first_seq + 1
 
     def columns(self) -> SegmentColumns:
-        """The mapped columns; maps them when they are not."""
+        """The columns; maps them if they are not mapped."""
         columns = self._columns
         if columns is None:
             columns = self._columns = self._load(self)
@@ -109,7 +109,7 @@ class SealedColumns:
         return int(self.columns().rows["counted_bytes"][row])
 
     def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
-        """Sum over the rows whose `dead` byte is 0; `dead` covers the segment or the range."""
+        """The sum over the rows whose `dead` byte is 0; `dead` covers the segment or the range."""
         assert len(dead) in (self.record_count, end_row - first_row)
         counted = self.columns().rows["counted_bytes"][first_row:end_row]
         flags = np.frombuffer(dead, "u1")
@@ -118,7 +118,7 @@ class SealedColumns:
         return int(np.sum(counted, where=flags == 0, dtype="<i8"))
 
     def record_bytes_of(self, rows: NDArray[np.int64]) -> int:
-        """Sum over these rows."""
+        """The sum of `record_bytes` over these rows."""
         return int(np.sum(self.columns().rows["counted_bytes"][rows], dtype="<i8"))
 
     def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:
@@ -128,7 +128,7 @@ class SealedColumns:
         wanted = [number for number in numbers if number is not None]
         if not wanted:
             return bytes(end_row - first_row)
-        # Not `np.isin`, which imports a module when it first runs.
+        # Do not use `np.isin`: it imports a module when it first runs.
         ids = columns.rows["node_id"][first_row:end_row]
         known = np.sort(np.asarray(wanted, ids.dtype))
         at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
@@ -147,7 +147,7 @@ class SealedColumns:
         return flags
 
     def rows_of(self, match: TagMatch) -> Sequence[int]:
-        """Rows (ascending) whose tag matches; dead ones included unless packed dead.
+        """Rows (ascending) whose tag matches, dead ones included unless they were packed dead.
 
         Raises `Corrupt` for a segment without an index: the matching rows are not known.
         """
@@ -177,13 +177,13 @@ class SealedColumns:
             raise Damaged(*ranges_of(bad))
 
     def hold(self, columns: SegmentColumns) -> None:
-        """Use these columns until `release`: the file does not hold them."""
+        """Use these columns until `release`, because the file does not have them."""
         assert columns.record_count == self.record_count
         self._columns = columns
         self.is_held = True
 
     def release(self) -> None:
-        """The file holds the columns now."""
+        """Map the file again: it has the columns now."""
         self.is_held = False
         self.unmap()
 

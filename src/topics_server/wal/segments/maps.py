@@ -3,8 +3,8 @@
 Used by `wal/segments/store.py`. A mapping holds a descriptor, so beyond `max_mapped` the oldest is
 unmapped; its columns map themselves again when they are used. Invariant: a `SealedColumns` reads
 the `.idx` in the tier that its topic lists now. A damaged index is rebuilt from its records, row by
-row. If the delete flags are lost, every row of the segment reads as damaged: reporting a loss is
-better than serving records that may have been deleted.
+row. If the delete flags are lost, every row of the segment is reported as damaged, because serving
+records that may have been deleted would be worse.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class IndexMaps:
     def open(self, topic: TopicManifest, found: FoundSegment) -> SealedColumns:
         """Columns of a segment as found at start; a rebuilt index is kept in memory.
 
-        `found.index` then holds the content of its future file. Changes nothing on disk.
+        `found.index` then holds the content for its file. Changes nothing on disk.
         """
         entry = found.entry
         index = self.make(topic, entry, found)
@@ -111,7 +111,7 @@ class IndexMaps:
         return index
 
     def _verified(self, path: str, topic_id: int, entry: SegmentEntry) -> SegmentColumns | None:
-        """The columns of an `.idx`; `None` if it is damaged in two reads."""
+        """The columns of an `.idx`; `None` if two reads find damage."""
         for _ in range(2):
             try:
                 return load_index(self._fs, path, topic_id, entry, verify=True)
@@ -120,7 +120,7 @@ class IndexMaps:
         return None
 
     def _whole(self, path: str, entry: SegmentEntry, *, is_index: bool = False) -> bytes | None:
-        """All of a file; `None` for records of another size than listed."""
+        """The content of a file; `None` for records whose size is not the listed one."""
         file = self._fs.open(path)
         try:
             size = file.size()

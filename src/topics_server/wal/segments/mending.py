@@ -1,10 +1,10 @@
-"""Replaces the damaged files of a segment with whole ones.
+"""Replaces the damaged files of a segment with undamaged copies.
 
-`prepare` writes whole copies beside the damaged files, checked against the manifest; nothing else
-changes, so a server that is killed leaves temporary files only, which the next start removes. `put`
-keeps each damaged file in quarantine, and gives the copy its name. The delete flags are exactly
-those that were synced last, or the segment stays as it is: no deleted record comes back. Called by
-`wal/segments/store.py`, which holds the topic's lock around `put`.
+`prepare` writes the copies beside the damaged files and checks them against the manifest. It
+changes nothing else, so a killed server leaves only temporary files, which the next start removes.
+`put` keeps each damaged file in quarantine and puts the copy in its place. If the delete flags that
+were synced last cannot be restored exactly, the segment is not changed: no deleted record may come
+back. Called by `wal/segments/store.py`, which holds the topic's lock around `put`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from topics_server.wal.segments.salvage import rebuild_index
 
 
 class SegmentCopies(Protocol):
-    """Whole copies of segments in another place. All calls block."""
+    """Undamaged copies of segments in another place. All calls block."""
 
     def data(self, topic_id: int, entry: SegmentEntry) -> Iterator[bytes]:
-        """Header and records of a segment, without flags. Raises `StorageError` if it has none.
+        """Header and records of a segment, without flags. Raises `StorageError` without a copy.
 
-        The content is compared with the checksum of the entry at its end.
+        When the content ends, it is compared with the checksum of the entry.
         """
         ...
 
@@ -49,7 +49,7 @@ class SegmentCopies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedMend:
-    """The temporary files of a mend. `has_data`, `has_idx`: which of the two is replaced."""
+    """The temporary files of a mend. `has_data`, `has_idx`: whether this file is replaced."""
 
     topic_id: int
     entry: SegmentEntry
@@ -57,16 +57,16 @@ class PreparedMend:
     data_path: str
     has_data: bool
     has_idx: bool
-    # Flags that the segment had once.
+    # Older delete flags of the segment.
     older_flags: list[bytes] = field(default_factory=list)
 
 
 def check_files(
     fs: Fs, tiers: Tiers, topic_id: int, entry: SegmentEntry, flags: FlagsDigest | None
 ) -> None:
-    """*Blocking.* Check the parts that no read of records checks: columns and delete flags.
+    """*Blocking.* Check columns and delete flags, which reads of records do not check.
 
-    `flags`: the digest of those that were synced last. Raises `StorageError` for damage.
+    `flags`: the digest of the flags that were synced last. Raises `StorageError` for damage.
     """
     idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
     load_index(fs, idx_path, topic_id, entry, verify=True)
@@ -104,9 +104,9 @@ def prepare(
 
 
 def put(fs: Fs, mend: PreparedMend, known: KnownFlags, keep: Callable[[str], None]) -> None:
-    """*Blocking.* Give the copies their names. `keep`: called with each file that is replaced.
+    """*Blocking.* Give the copies their names. `keep` is called with each file that is replaced.
 
-    Raises `StorageError` if the flags that were synced last cannot be made again.
+    Raises `StorageError` if the flags that were synced last cannot be restored.
     """
     entry = mend.entry
     try:
@@ -115,7 +115,7 @@ def put(fs: Fs, mend: PreparedMend, known: KnownFlags, keep: Callable[[str], Non
             raise Corrupt("its delete flags are lost, and no copy has them", mend.data_path)
         has_data = mend.has_data
         if not has_data and _flags_on_disk(fs, mend) != flags:
-            # Its records are whole.
+            # The records of the segment are undamaged.
             write_temp(fs, mend.data_path, _chunks(fs, mend.data_path, entry))
             has_data = True
         if has_data:
@@ -131,7 +131,7 @@ def put(fs: Fs, mend: PreparedMend, known: KnownFlags, keep: Callable[[str], Non
 
 
 def discard(fs: Fs, mend: PreparedMend) -> None:
-    """*Blocking.* Remove the temporary files that are left."""
+    """*Blocking.* Remove the remaining temporary files."""
     for path in (mend.idx_path, mend.data_path):
         remove_quietly(fs, layout.temp(path))
 
@@ -140,7 +140,7 @@ def discard(fs: Fs, mend: PreparedMend) -> None:
 
 
 def _right_flags(fs: Fs, mend: PreparedMend, known: KnownFlags) -> bytes | None:
-    """The flags synced last, from any source; their digest proves that they are."""
+    """The flags that were synced last, from any source; their digest proves it."""
     local = _flags_on_disk(fs, mend)
     older = ([] if local is None else [local]) + mend.older_flags
     for flags in _candidates(older, known):
@@ -168,7 +168,7 @@ def _flags_on_disk(fs: Fs, mend: PreparedMend) -> bytes | None:
 
 
 def _is_sound(fs: Fs, path: str, entry: SegmentEntry) -> bool:
-    """Whether the records of a `.data` can be read and are the listed ones."""
+    """Whether the records of a `.data` are readable and match the manifest's checksum."""
     try:
         return is_whole(fs, path, entry)
     except StorageError:
@@ -176,7 +176,7 @@ def _is_sound(fs: Fs, path: str, entry: SegmentEntry) -> bool:
 
 
 def _has_index(fs: Fs, path: str, topic_id: int, entry: SegmentEntry) -> bool:
-    """Whether an `.idx` is whole, and was not rebuilt from damaged records."""
+    """Whether an `.idx` is undamaged, and was not rebuilt from damaged records."""
     try:
         columns = load_index(fs, path, topic_id, entry, verify=True)
     except StorageError:
@@ -185,7 +185,7 @@ def _has_index(fs: Fs, path: str, topic_id: int, entry: SegmentEntry) -> bool:
 
 
 def _index(fs: Fs, mend: PreparedMend, copies: SegmentCopies) -> bytes:
-    """The columns from the other place, or made again from the records, which are whole."""
+    """The columns from the other place, or rebuilt from the undamaged records."""
     try:
         content = copies.idx(mend.topic_id, mend.entry)
         if bool((decode_index(content, verify=False).rows["xxh3"] != 0).all()):

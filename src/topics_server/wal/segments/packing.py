@@ -1,9 +1,9 @@
 """Packs blocks into segment bytes and unpacks rows.
 
-Pure. `pack` runs in a helper process (`wal/segments/packing_process.py`), for it holds the
-interpreter lock; rows that are dead already keep their slot, without payload. `unpack_block` is
-what pages of sealed records come from, so it is written as a few passes of C loops: about 1 us a
-record. `unpack_row` and `unpack_rows` are for pages of rare ones.
+Pure. `pack` runs in a helper process (`wal/segments/packing_process.py`), because it holds the
+interpreter's lock; rows that are already dead keep their slot, without payload. `unpack_block`
+makes pages of sealed records, so it consists of a few C loops: about 1 us a record. `unpack_row`
+and `unpack_rows` are for pages of few, scattered records.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from topics_server.wal.format.segment import (
     version_of,
 )
 
-# A row of the index, and where the offset is in it.
+# A row of the index, and the position of the offset in it.
 _RowFields = tuple[int, ...]
 _OFFSET: Final = 2
-# Rows that lie together within so many bytes are read at once.
+# Rows that lie together within this many bytes are read in one call.
 _READ_AS_ONE_BYTES: Final = 65_536
 
 
@@ -99,7 +99,7 @@ def pack(
     rows["xxh3"] = np.fromiter(map(xxhash.xxh3_64_intdigest, records), "<u8", count)
     hashes = rows["xxh3"].tobytes()
     stamps = map(hashes.__getitem__, map(slice, range(0, 8 * count, 8), range(8, 8 * count + 1, 8)))
-    # Join once: each further copy of a whole segment would touch new memory pages.
+    # Join the pieces only once: each further copy of a segment would use new memory pages.
     stamped = chain.from_iterable(zip(records, stamps, strict=True))
     data = b"".join(chain((header,), stamped, (flags.tobytes(),)))
     body = memoryview(data)[: int(ends[-1])]
@@ -122,7 +122,7 @@ def pack(
 
 
 class _Names:
-    """Tags or nodes of a run as a sorted dictionary, with the rows of each; none for dead rows."""
+    """The tags or nodes of a run as a sorted dictionary, with the live rows of each."""
 
     def __init__(self, names: list[str | None]) -> None:
         distinct = sorted({name for name in names if name is not None})
@@ -139,7 +139,7 @@ class _Names:
         per_name = np.bincount(self.ids[named], minlength=len(distinct))
         self.starts = np.concatenate(([0], np.cumsum(per_name)))
         chars = np.fromiter(map(len, distinct), "<i8", len(distinct))
-        # One more entry gives the absent name a length of zero.
+        # One more entry stands for the absent name and gives it a length of zero.
         at = np.where(self.ids == ABSENT, len(distinct), self.ids)
         self.byte_lengths: Array = np.append(lengths, 0)[at]
         self.char_lengths: Array = np.append(chars, 0)[at]
@@ -153,7 +153,7 @@ class _Names:
 
 
 class _Run:
-    """Columns of the whole run, the dead rows emptied."""
+    """The columns of the whole run; dead rows are empty."""
 
     def __init__(self, blocks: Sequence[Block], is_dead: Array) -> None:
         self.times = np.concatenate([np.frombuffer(block.times, "<i8") for block in blocks])
@@ -177,7 +177,7 @@ class _Run:
 
 
 def _records(rows: Array, first_seq: int, run: _Run) -> list[bytes]:
-    """Every record's header, node, tag, data and meta in one piece, without its checksum."""
+    """All records, each as header, node, tag, data and meta in one piece, without its checksum."""
     count = len(rows)
     headers = np.zeros(count, RECORD_HEADER)
     headers["seq"] = np.arange(first_seq, first_seq + count, dtype="<u8")
@@ -203,9 +203,9 @@ def unpack_block(
     end_row: int,
     unwanted: Sequence[tuple[int, int]] = (),
 ) -> Block:
-    """Rows `first_row..end_row - 1` from exactly their range of `.data`, each checksum verified.
+    """Rows `first_row..end_row - 1` from exactly their range of `.data`; verifies each checksum.
 
-    Raises `Damaged` with the rows that fail; those of `unwanted` ranges (first, last) are blank.
+    Raises `Damaged` with the rows that fail. Rows in `unwanted` ranges (first, last) become blank.
     """
     assert 0 <= first_row < end_row <= columns.record_count
     rows = columns.rows[first_row:end_row]
@@ -265,10 +265,10 @@ def unpack_row(
 def unpack_rows(
     read: Callable[[int, int], bytes], columns: SegmentColumns, rows: Sequence[int], max_bytes: int
 ) -> list[Block]:
-    """Each of these rows as a block, up to the one with which they have `max_bytes`.
+    """These rows, each as a block; stops after the row with which `max_bytes` are reached.
 
-    The rows ascend or descend. `read` gives so many bytes at an offset of `.data`. Raises `Damaged`
-    with the first row that fails its check.
+    The rows ascend or descend. `read(size, offset)` returns bytes of `.data`. Raises `Damaged` with
+    the first row that fails its check.
     """
     every = columns.rows[rows].tolist()
     sizes = list(map(_row_bytes, every))
@@ -296,13 +296,13 @@ def unpack_rows(
 
 
 def _row_bytes(fields: _RowFields) -> int:
-    """How long a record is in `.data`, without its checksum."""
+    """The length of a record in `.data`, without its checksum."""
     _, _, _, data_bytes, meta_bytes, _, _, _, tag_bytes, node_bytes = fields[:10]
     return RECORD_HEADER_BYTES + data_bytes + meta_bytes + tag_bytes + node_bytes
 
 
 def _row_block(data: bytes, fields: _RowFields, seq: int) -> Block | None:
-    """The block of one record, from exactly its bytes; None if they fail its check."""
+    """The block of one record, from exactly its bytes; None if the checksum fails."""
     ts, checksum, _, data_bytes, meta_bytes, _, tag_id, node_id = fields[:8]
     tag_bytes, node_bytes, kind, hop = fields[8:12]
     if xxhash.xxh3_64_intdigest(data) != checksum:
@@ -324,10 +324,10 @@ def _row_block(data: bytes, fields: _RowFields, seq: int) -> Block | None:
 
 
 def _names_of(raw: bytes, ids: Array, starts: Array, lengths: Array) -> list[str | None]:
-    """Tags or nodes of the rows, from the records; each distinct one is decoded once."""
+    """The tags or nodes of the rows, from the records; each distinct name is decoded once."""
     numbers: list[int] = ids.tolist()
-    # The last occurrence of each name; either nearly every row has its own name, or few names
-    # exist.
+    # Find the last row of each name: usually either nearly every row has its own name, or only few
+    # names exist.
     last: dict[int, int] = dict(zip(numbers, range(len(numbers)), strict=True))
     last.pop(ABSENT, None)
     names: dict[int, str | None] = {ABSENT: None}

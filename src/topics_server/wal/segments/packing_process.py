@@ -1,9 +1,9 @@
 """The helper process that packs segments.
 
 `ProcessPacker` keeps one child (`python -m topics_server.wal.segments.packing_process`), started at
-first use; its parent only moves bytes through pipes. The child ends when its standard input does,
-so a server that is killed leaves none behind. When it cannot be started or dies, the run is packed
-by the calling thread and the next one tries a new child. Frames, little-endian:
+first use; its parent only moves bytes through pipes. The child ends when its standard input ends,
+so no child outlives a killed server. If the child cannot be started or dies, the calling thread
+packs the run, and the next run tries a new child. Frames, little-endian:
 
     request:  topic id u64 | segment id u64 | dead bytes u32 | blocks u32 | dead
               | (length u32 | encoded block) a block
@@ -31,8 +31,8 @@ _REQUEST: Final = struct.Struct("<QQII")
 _LENGTH: Final = struct.Struct("<I")
 _RESPONSE: Final = struct.Struct("<QQ")
 _NICENESS: Final = 10
-# mallopt(3) of glibc. By default memory is returned to the system in between, and 15,000 of 20,000
-# pages are fetched again for each run of 13 MB.
+# mallopt(3) of glibc. By default freed memory is returned to the system between two runs, and each
+# run of 13 MB must fetch 15,000 of its 20,000 pages again.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES_MAX: Final = 128 * MIB
@@ -54,7 +54,7 @@ class Packer(Protocol):
 
 
 class InlinePacker:
-    """Packs in the calling thread, lock held: for tests and for a missing child."""
+    """Packs in the calling thread, lock held: for tests, and if there is no child."""
 
     def pack(
         self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
@@ -67,7 +67,7 @@ class InlinePacker:
 
 
 class ProcessPacker:
-    """Packs in one child process; runs of several threads wait for each other."""
+    """Packs in one child process, one run at a time; other threads wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,8 +87,8 @@ class ProcessPacker:
             try:
                 return self._ask(topic_id, segment_id, blocks, dead)
             except (OSError, EOFError, ValueError):
-                # No child, or one that died half-way: its pipes are useless, but the run is not
-                # lost.
+                # There is no child, or it died during the run: its pipes are useless, but the run
+                # is not lost.
                 self._end()
         self.packed_inline_count += 1
         return pack(topic_id, segment_id, blocks, dead)

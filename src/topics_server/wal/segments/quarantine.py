@@ -34,7 +34,7 @@ class Quarantine:
         return [number for number in numbers if number is not None]
 
     def sizes(self, topic_id: int) -> dict[str, int]:
-        """Paths of a topic's files here, with their lengths in bytes."""
+        """The paths of a topic's files in quarantine, with their lengths in bytes."""
         folder = self._folder(topic_id)
         paths = [layout.join(folder, name) for name in self._fs.list_dir(folder)]
         return {path: self._fs.file_size(path) for path in paths}
@@ -62,7 +62,7 @@ class Quarantine:
         return copy
 
     def drop_segment(self, kept: dict[str, int], segment_id: int) -> None:
-        """Remove a segment's files from quarantine; `kept`: the topic's files, as from `sizes`."""
+        """Remove a segment's files from quarantine; `kept`: the topic's files, from `sizes`."""
         for path in list(kept):
             if layout.parse_quarantined_file(path.rpartition("/")[2]) == segment_id:
                 self._fs.unlink(path, missing_ok=True)

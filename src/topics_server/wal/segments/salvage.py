@@ -1,9 +1,9 @@
 """Rebuilds a damaged index from its data file, row by row. Pure.
 
-A record holds its own lengths and ends with its checksum. After a damaged record, the next good one
-is found by its seq. The rows between are lost: the index has them with checksum 0, so that every
-read of them fails, and all other rows stay readable. A whole `.data` file gives a whole index.
-Pure; used by `wal/segments/store.py` and by `wal/tools/repair.py`.
+A record holds its own lengths and ends with its checksum. After a damaged record, the next intact
+record is found by its seq. The rows between them are lost: the index gives them checksum 0, so that
+every read of them fails; all other rows stay readable. From an undamaged `.data` file the whole
+index is rebuilt. Pure; used by `wal/segments/store.py` and by `wal/tools/repair.py`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
 
 
 def _records(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:
-    """The good records in seq order."""
+    """The intact records in seq order."""
     end = entry.data_bytes - entry.record_count
     position, row = DATA_HEADER_BYTES, 0
     while row < entry.record_count:
@@ -120,7 +120,7 @@ def _records(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:
 
 
 def _record_at(data: bytes, start: int, end: int, row: int, entry: SegmentEntry) -> _Record | None:
-    """The record of a row at an offset, if it is whole."""
+    """The record of a row at an offset; None if it is damaged."""
     if start + RECORD_HEADER_BYTES + HASH_BYTES > end:
         return None
     seq, ts, data_bytes, meta_bytes, node_bytes, tag_bytes, kind, hop, marks = _RECORD.unpack_from(
@@ -144,11 +144,11 @@ def _record_at(data: bytes, start: int, end: int, row: int, entry: SegmentEntry)
 def _next_good(
     data: bytes, position: int, end: int, row: int, entry: SegmentEntry
 ) -> _Record | None:
-    """The next good record behind a damaged one: of a later row of the segment."""
+    """The next intact record after a damaged one; it is of a later row."""
     first, last = entry.first_seq + row, entry.last_seq
     while position + 8 <= end:
         count = min(_SEARCHED_BYTES, end - position - 7)
-        # The number that begins at every byte.
+        # For every byte: the number that is encoded from there on.
         seqs = np.ndarray((count,), "<u8", data, position, (1,))
         for found in np.flatnonzero((seqs >= first) & (seqs <= last)).tolist():
             at = position + found

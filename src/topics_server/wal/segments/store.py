@@ -2,14 +2,14 @@
 
 Owns `segments/`, `quarantine/` and the cold folder. The manifest is the durable list: a segment
 exists from the moment its manifest is synced, and its files are removed only after a manifest
-without it is synced. Methods block and run on worker threads: changes of one topic one at a time (a
-lock per topic, so that a flip never meets a half-made copy), reads beside them. At start
-`open_topic` only reads; `finish_recovery` changes the disk, once recovery has judged the files.
-`bytes_of`, `is_cold`, `generation_of` and `flags_digest` answer from memory.
+without it is synced. Methods block and run on worker threads. Changes of one topic run one at a
+time (a lock per topic, so that no flip happens while files are copied); reads may run at the same
+time. At start `open_topic` only reads; `finish_recovery` changes the disk, after recovery has
+checked the files. `bytes_of`, `is_cold`, `generation_of` and `flags_digest` answer from memory.
 
 Invariants: a listed segment's files are complete and synced; while a segment may be in both tiers a
-flip is made in both; no file that the manifest on disk may list is ever removed, nor a file with an
-id that no manifest has given out.
+flip is made in both; no file that the manifest on disk may list is ever removed, nor a file whose
+id was never assigned by a manifest.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SealedSegments:
         self._store_id: Final = store_id
         self._run: Final = run
         self._topics: dict[int, TopicManifest] = {}
-        # The files found at start, until they are judged and finished.
+        # The files found at start, until `finish_recovery` has handled them.
         self._found: Final[dict[int, FoundFiles]] = {}
         self._lock: Final = threading.Lock()
         self._roots_synced = False
@@ -112,7 +112,7 @@ class SealedSegments:
             assert segment_id not in topic.entries
             folder = self._make_folder(topic, HOT)
             if topic.is_unsure:
-                # The manifest on disk may list an earlier attempt with this id.
+                # The manifest on disk may list files of an earlier attempt under this id.
                 self._write_manifest(topic, facts, topic.entries)
             entries = {**topic.entries, segment_id: entry}
             paths = self._tiers.paths(HOT, topic_id, segment_id)
@@ -124,7 +124,7 @@ class SealedSegments:
                 self._fs.sync_dir(folder)
                 generation = self._prepare(topic, facts, entries)
             except StorageError:
-                # No manifest lists them yet, and a full disk needs the room.
+                # No manifest lists these files yet, and a full disk needs the room.
                 for path in paths:
                     remove_quietly(self._fs, layout.temp(path))
                     remove_quietly(self._fs, path)
@@ -197,8 +197,8 @@ class SealedSegments:
     def check_index(self, topic_id: int, segment_id: int) -> None:
         """See `ports.Segments.check_index`.
 
-        A segment that was dropped meanwhile is skipped, and so is one whose index is in memory
-        alone: its file is known as damaged.
+        Skips a segment that was dropped meanwhile, and one whose index is only in memory: its file
+        is already known to be damaged.
         """
         topic = self._topic(topic_id)
         entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
@@ -212,7 +212,7 @@ class SealedSegments:
             moved = topic.entries.get(segment_id)
             if moved is not None and moved.tier == entry.tier:
                 raise
-            # Dropped, or on its way to the cold folder: the next pass reads it there.
+            # The segment was dropped or is moving to the cold folder: the next pass reads it there.
 
     # -- changing --------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class SealedSegments:
             folder = self._make_folder(topic, COLD)
             hot_paths = self._tiers.paths(HOT, topic_id, segment_id)
             cold_paths = self._tiers.paths(COLD, topic_id, segment_id)
-            # From here on the segment may be in both tiers, also if a step fails.
+            # From here on the segment may be in both tiers, even if a step fails.
             topic.doubled.add(segment_id)
             try:
                 for source, target in zip(hot_paths, cold_paths, strict=True):
@@ -341,14 +341,14 @@ class SealedSegments:
     def prepare_mend(
         self, topic_id: int, segment_id: int, copies: SegmentCopies, known: KnownFlags
     ) -> PreparedMend:
-        """*Blocking.* Write whole copies of a segment's damaged files beside them."""
+        """*Blocking.* Write undamaged copies beside a segment's damaged files."""
         entry = self._topic(topic_id).entry(segment_id)
         return prepare(self._fs, self._tiers, topic_id, entry, copies, known)
 
     def finish_mend(self, mend: PreparedMend, known: KnownFlags) -> SealedColumns:
         """*Blocking.* Put the copies in place of the damaged files, which go to quarantine.
 
-        Nobody flips, moves or drops segments of this topic meanwhile. Raises `StorageError`.
+        The topic's lock excludes flips, moves and drops meanwhile. Raises `StorageError`.
         """
         topic_id, segment_id = mend.topic_id, mend.entry.segment_id
         topic = self._topic(topic_id)
@@ -374,7 +374,7 @@ class SealedSegments:
         return index
 
     def discard_mend(self, mend: PreparedMend) -> None:
-        """*Blocking.* Give a prepared mend up."""
+        """*Blocking.* Abandon a prepared mend: remove its files."""
         discard(self._fs, mend)
 
     # -- manifests and folders -------------------------------------------------------------
@@ -398,7 +398,7 @@ class SealedSegments:
     def _publish(
         self, topic: TopicManifest, facts: TopicFacts, entries: Entries, generation: int
     ) -> None:
-        """Publish the prepared manifest. Strays whose id it has given out may be removed now."""
+        """Publish the prepared manifest. Strays whose id it has assigned may be removed now."""
         path = self.manifest_path(topic.topic_id)
         topic.publish(self._fs, path, facts, entries, generation)
         for segment_id in [key for key in topic.strays if key < topic.next_segment_id]:
@@ -454,7 +454,7 @@ class SealedSegments:
         return report, indexes
 
     def _note_strays(self, topic_id: int, files: FoundFiles) -> None:
-        """A topic without a manifest: the files in its folder stay until it has one."""
+        """Note the files of a topic without a manifest: they stay until the topic has one."""
         with self._lock:
             self._topics[topic_id] = TopicManifest(topic_id, strays=files.strays)
             self._found[topic_id] = files
@@ -483,7 +483,7 @@ class SealedSegments:
                 self._write_manifest(topic, files.report.facts, topic.entries)
 
     def damaged_indexes(self, topic_id: int) -> dict[int, str]:
-        """Of a topic that was opened and not settled: indexes to be made again, by segment."""
+        """The indexes to rebuild, by segment; call it before `finish_recovery` of the topic."""
         files = self._found[topic_id]
         return {
             found.entry.segment_id: self._tiers.idx_path(
@@ -494,7 +494,7 @@ class SealedSegments:
         }
 
     def remake_indexes(self, topic_id: int) -> None:
-        """Write those indexes. Offline: `settle` does so in a start."""
+        """Write the rebuilt indexes. For offline tools: a start calls `finish_recovery`."""
         files, topic = self._found[topic_id], self._topic(topic_id)
         with topic.lock:
             for found in files.segments:
@@ -504,7 +504,7 @@ class SealedSegments:
     def _replace_index(
         self, topic: TopicManifest, found: FoundSegment, index: SealedColumns
     ) -> None:
-        """Write an index that was made again; the damaged one is kept in quarantine."""
+        """Write a rebuilt index, and keep the damaged one in quarantine."""
         assert found.index is not None
         entry = found.entry
         path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
@@ -531,7 +531,7 @@ class SealedSegments:
         return sorted(found)
 
     def _sync_roots(self) -> None:
-        """Sync, once, the names of the topics' folders that recovery relies on."""
+        """Sync the names of the topics' folders once: recovery relies on them."""
         if self._roots_synced:
             return
         for root in (self._tiers.hot, self._tiers.cold):

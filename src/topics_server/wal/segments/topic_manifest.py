@@ -2,10 +2,10 @@
 
 Owned by `wal/segments/store.py`, which holds a topic's `lock` around every change. The manifest is
 replaced in two steps, so that a full disk is noticed before anything has changed: `prepare` writes
-the new one beside, `publish` renames it. Invariant: `entries` is the list of the synced manifest,
-unless `is_unsure`: a publish failed half-way, and the manifest on disk may be the old or the new
-one. Then no file that either lists may be removed before another manifest is published. Every
-written manifest has a higher generation than any before it, whether its publish succeeds or not:
+a temporary file, `publish` renames it. Invariant: `entries` is the list of the synced manifest,
+unless `is_unsure`: a publish failed, and the manifest on disk may be the old or the new one. Then
+no file that one of the two lists may be removed before another manifest is published. Every written
+manifest has a higher generation than any before it, whether its publish succeeds or not:
 `generation` is that of the last one known to be published.
 """
 
@@ -34,7 +34,7 @@ from topics_server.wal.segments.index import SealedColumns
 
 Entries = dict[int, SegmentEntry]
 
-# A generation is the number of a run and, below it, a count of publishes.
+# The high bits of a generation are the run's number, the low bits count manifests.
 RUN_SHIFT: Final = 24
 
 
@@ -58,33 +58,33 @@ class TopicManifest:
     generation: int = 0
     written_generation: int = 0
     config: TopicConfig | None = None
-    # Files of segments that no manifest has listed and whose id none has given out: path by id.
+    # Strays, path by segment id: no manifest has listed or assigned the id.
     strays: dict[int, list[str]] = field(default_factory=dict)
     # The digest of each segment's last synced flags.
     digests: dict[int, FlagsDigest] = field(default_factory=dict)
-    # Copies of damaged files that were replaced, with their sizes.
+    # The quarantined copies of replaced files, with their sizes.
     quarantined: dict[str, int] = field(default_factory=dict)
     # Segments that may have files in both tiers: a flip is made in both.
     doubled: set[int] = field(default_factory=set)
-    # Segments found in both tiers at start, the listed copy damaged: neither replaces the other.
+    # Segments that the start found in both tiers, with the listed copy damaged: both copies stay.
     disputed: set[int] = field(default_factory=set)
-    # Segments of which a flip failed: the flags on disk may be ahead of `digests`.
+    # Segments with a failed flip: the flags on disk may be newer than `digests`.
     torn: set[int] = field(default_factory=set)
-    # Segments to drop; a failure has kept their manifest entries or files.
+    # Segments whose drop failed: their manifest entries or files still exist.
     dropping: set[int] = field(default_factory=set)
-    # Tiers whose folder of this topic is known to have a durable name.
+    # Tiers in which the name of this topic's folder is known to be durable.
     safe_folders: set[str] = field(default_factory=set)
     is_unsure: bool = False
 
     def entry(self, segment_id: int) -> SegmentEntry:
-        """The listed segment. Raises `StorageError` if it was dropped."""
+        """The manifest entry of a segment. Raises `StorageError` if it was dropped."""
         entry = self.entries.get(segment_id)
         if entry is None:
             raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
         return entry
 
     def index(self, segment_id: int) -> SealedColumns:
-        """Its columns. Raises `StorageError` if it was dropped."""
+        """The columns of a segment. Raises `StorageError` if it was dropped."""
         index = self.indexes.get(segment_id)
         if index is None:
             raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
@@ -96,8 +96,8 @@ class TopicManifest:
         """Write and sync the next manifest beside the current one; returns its generation."""
         assert self.lock.locked()
         assert facts.topic_id == self.topic_id
-        # A run's first manifest is above all of the runs before it, even above those that a
-        # restored older copy of this manifest does not include.
+        # The first generation of a run is above those of all earlier runs, even if an older copy of
+        # this manifest was restored.
         generation = max(self.written_generation + 1, store.run << RUN_SHIFT)
         manifest = Manifest(
             topic_id=facts.topic_id,
@@ -146,7 +146,7 @@ def read_manifest(fs: Fs, path: str) -> Manifest | None:
 
 
 def facts_of(manifest: Manifest) -> TopicFacts:
-    """The facts of a manifest beside its segments, as the engine's type."""
+    """The facts of a manifest other than its segments, as the engine's type."""
     return TopicFacts(
         topic_id=manifest.topic_id,
         name=manifest.name,

@@ -1,14 +1,14 @@
 """Scans one topic's folders at start and applies the manifest.
 
 `scan` reads and changes nothing: manifest, files of both tiers, delete flags, indexes. Its report
-(`file_inventory.FoundTopic`) is judged after replay. Then `tidy` makes durable what recovery relies
-on, writes rebuilt indexes, and removes superseded files: unfinished ones, the second copy of a
-segment that is in both tiers, files of segments that the manifest has passed over. Every step may
-be interrupted and repeated.
+(`file_inventory.FoundTopic`) is evaluated after replay. Then `tidy` makes durable what recovery
+relies on, writes rebuilt indexes, and removes superseded files: unfinished ones, the second copy of
+a segment that is in both tiers, and unlisted files whose id the manifest has assigned before. Every
+step may be interrupted and repeated.
 
-A file with an id that no manifest has given out is a stray: of an unfinished seal, or of a segment
-listed in a lost manifest. Its records are in the journal or the snapshot. It stays until a manifest
-that passes over its id is published. Used by `wal/segments/store.py`.
+A file whose id no manifest has assigned is a stray: it belongs to an unfinished seal, or to a
+segment of a lost manifest. Its records are in the journal or the snapshot. It stays until a
+published manifest has assigned its id. Used by `wal/segments/store.py`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ NO_ANCHOR: Final = Anchor(0, 1, {}, {})
 
 @dataclass(slots=True)
 class FoundSegment:
-    """One listed segment. `entry` has the tier in which it is now.
+    """One listed segment. `entry` has the tier in which the segment is now.
 
-    `flags`: the union of its copies, damaged bytes corrected where the anchor allows it; `None` if
-    the file does not have its listed size: then its flags are lost. `index`: the rebuilt `.idx`, if
-    the one on disk is damaged. `seconds`: files of its copy in the other tier, whole or half.
-    `keeps_seconds`: it is not known which of the two is good, so both stay.
+    `flags`: the union of the flags of its copies, with damaged bytes corrected where the anchor
+    allows it; `None` if the file does not have its listed size: then the flags are lost. `index`:
+    the rebuilt `.idx`, if the one on disk is damaged. `seconds`: the files of a copy in the other
+    tier, complete or not. `keeps_seconds`: both copies stay, because it is not known which one is
+    undamaged.
     """
 
     entry: SegmentEntry
@@ -54,14 +55,14 @@ class FoundSegment:
 
     @property
     def bad_rows(self) -> list[int]:
-        """Rows whose flag is neither live nor dead."""
+        """Rows whose flag has neither of the two valid values."""
         rows: list[int] = [] if self.flags is None else damaged_flags(self.flags).tolist()
         return rows
 
 
 @dataclass(slots=True)
 class FoundFiles:
-    """A topic's files. `temps`: unfinished; `passed`: unlisted, with an id given out before."""
+    """A topic's files. `temps`: unfinished ones; `passed`: unlisted ones with an assigned id."""
 
     report: FoundTopic
     manifest: Manifest | None = None
@@ -104,7 +105,7 @@ def scan(
 
 
 def objection_of(error: StorageError, path: str) -> Objection:
-    """The message of a failed read, with its file (`path` if the error names none)."""
+    """The message of a failed read, with the file's path (`path` if the error has none)."""
     path = error.path or path
     return Objection(path, str(error).removeprefix(f"{path}: "))
 
@@ -165,7 +166,7 @@ def _segment(
 
 
 def _read_flags_twice(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
-    """The flags; a read that fails, or finds another size, is repeated before it counts."""
+    """Read the flags; a read that fails or finds another size is repeated once."""
     try:
         flags = read_flags(fs, path, entry)
     except StorageError:
@@ -174,7 +175,7 @@ def _read_flags_twice(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
 
 
 def _is_of(fs: Fs, path: str, topic_id: int, entry: SegmentEntry) -> bool:
-    """Whether a `.data` begins like the listed segment."""
+    """Whether the header of a `.data` belongs to the listed segment."""
     header = _header(fs, path)
     return header is not None and (
         (header.topic_id, header.segment_id, header.first_seq, header.file_bytes)
@@ -196,7 +197,7 @@ def _header(fs: Fs, path: str) -> DataHeader | None:
 def _anchored(
     report: FoundTopic, entry: SegmentEntry, flags: bytes | None, anchor: Anchor
 ) -> bytes | None:
-    """The flags, corrected where the anchor allows it; a difference from the anchor is reported."""
+    """Correct the flags where the anchor allows it, and report a difference from the anchor."""
     if flags is None:
         return None
     segment_id = entry.segment_id
@@ -220,7 +221,7 @@ def _anchored(
                 has_damaged_flags=unclear > 0,
             )
     elif anchored is None and len(damaged_flags(flags)):
-        # Newer than the snapshot: there is nothing to compare it with, now or later.
+        # The segment is newer than the snapshot: its flags can be compared with nothing.
         dead = dead_with(flags, b"") + len(damaged_flags(flags))
         report.suspects[segment_id] = Suspect(
             *(entry.first_seq, entry.last_seq, dead),
@@ -233,7 +234,7 @@ def _anchored(
 
 
 def _sort_files(fs: Fs, found: FoundFiles, names: dict[str, list[str]]) -> None:
-    """Sort unlisted files: unfinished, passed over by the manifest, or a stray."""
+    """Sort unlisted files: unfinished, superseded, or a stray."""
     report = found.report
     named = {entry.segment_id for entry in found.manifest.segments} if found.manifest else set()
     for folder, name in ((where, each) for where in names for each in names[where]):
@@ -260,9 +261,9 @@ def _sort_files(fs: Fs, found: FoundFiles, names: dict[str, list[str]]) -> None:
 
 
 def tidy(fs: Fs, tiers: Tiers, found: FoundFiles, untrusted: Collection[int]) -> None:
-    """*Blocking.* Make the folders match the manifest. `untrusted`: segments left alone."""
+    """*Blocking.* Make the folders match the manifest. `untrusted`: segments to leave as is."""
     for folder in found.folders:
-        # A rename that recovery relies on must not be undone by a later power cut.
+        # A power cut must not undo a rename that recovery relies on.
         fs.sync_dir(folder)
     for segment in found.segments:
         entry = segment.entry
@@ -271,8 +272,8 @@ def tidy(fs: Fs, tiers: Tiers, found: FoundFiles, untrusted: Collection[int]) ->
             segment.keeps_seconds = bool(segment.seconds)
             continue
         if any(segment.flags) or segment.is_mended:
-            # They may be in the page cache only, and another sync would not repeat one that failed
-            # before: write them again.
+            # The flags may be in the page cache only, and a sync does not repeat what an earlier
+            # sync failed to write: write the flags again.
             write_flags(fs, path, entry, segment.flags)
         if segment.seconds and (segment.bad_rows or not is_whole(fs, path, entry)):
             segment.keeps_seconds = True

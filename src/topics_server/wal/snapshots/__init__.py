@@ -1,5 +1,5 @@
 """Snapshots.
 
 - `parts`: reads the parts of a snapshot without the engine.
-- `store`: published snapshots: the newest valid one counts, two are kept.
+- `store`: published snapshots: two are kept, and the newest valid one is used.
 """

@@ -1,12 +1,12 @@
-"""Published snapshots: the newest valid one counts, two are kept.
+"""Published snapshots: two are kept, and the newest valid one is used.
 
 The newest is the one with the highest number, unless a lower number turns out to be newer
-(`age_of`): then the file with the higher number is an older copy put in its place.
+(`age_of`): then the file with the higher number is an older copy that was put in its place.
 
-Owns `snapshots/`. A snapshot is written to a temporary file in pieces (between which the
-interpreter lock is free), synced, renamed, its directory synced; only then older ones are removed.
-Invariant: both kept snapshots are valid: one was loaded at start or written since, the other was
-written after it. Used by one thread at a time; the loop never calls it.
+Owns `snapshots/`. A snapshot is written to a temporary file in pieces (the interpreter's lock is
+free between them), synced and renamed, and its directory is synced. Only then are older snapshots
+removed. Invariant: both kept snapshots are valid: one was loaded at start or written since, and the
+other was written after it. Used by one thread at a time; the loop never calls it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class PublishedSnapshots:
         # Number and start of valid snapshots, ascending; `None` before the folder was read.
         self._kept: list[tuple[int, ReplayStart]] | None = None
         self._is_folder_safe = False
-        # A snapshot newer than the one from `newest` is unreadable, or an older copy.
+        # Whether a snapshot newer than the result of `newest` is unreadable or an older copy.
         self.found_damaged = False
-        # Length of the newest snapshot, an estimate for the next one.
+        # The length of the newest snapshot, as an estimate for the next one.
         self.newest_bytes = 0
 
     def newest(self) -> SnapshotImage | None:
         """See `ports.Snapshots.newest`. Raises `StartRefused` for a newer format."""
         names = self._fs.list_dir(self._folder)
         if names:
-            # The rename that recovery relies on must not be undone by a later power cut.
+            # A power cut must not undo the rename that recovery relies on.
             self._fs.sync_dir(self._folder)
         for name in filter(layout.is_temp, names):
             self._fs.unlink(layout.join(self._folder, name))
@@ -69,7 +69,8 @@ class PublishedSnapshots:
         for index, number in enumerate(numbers):
             image = self._valid(number)
             if image is None:
-                # Kept until the next one is written: a start that ends before must see it too.
+                # Keep it until the next snapshot is written: another start before that must find it
+                # too.
                 self.found_damaged = True
                 continue
             for lower in numbers[index + 1 :]:
@@ -92,9 +93,10 @@ class PublishedSnapshots:
             return None
 
     def _newer(self, number: int, image: SnapshotImage) -> SnapshotImage | None:
-        """The snapshot of this number if it is valid and newer than `image`.
+        """The snapshot of this number if it is valid and newer than `image`; else None.
 
-        Only its header is read if that shows that it is not; an unreadable one proves nothing.
+        Reads only the header if the header shows that it is older. Returns None if it is
+        unreadable.
         """
         path = self._path(number)
         try:
@@ -122,7 +124,7 @@ class PublishedSnapshots:
         number = max(self._numbers(names), default=0) + 1
         path = self._path(number)
         if layout.temp(layout.snapshot_file(number)) in names:
-            # The server may be unable to open this file, but it can remove it from its folder.
+            # The server may be unable to open this file, but can still remove it.
             remove_quietly(self._fs, layout.temp(path))
         try:
             self._write_temp(layout.temp(path), image)
@@ -176,16 +178,16 @@ class PublishedSnapshots:
 
 
 def age_of(image: SnapshotImage) -> tuple[int, int]:
-    """Ascends from one published snapshot to the next: its run, then its last lsn.
+    """The key by which snapshots ascend in age: the run, then the last lsn.
 
-    The lsn alone does not: after a start without the newest snapshot, lsns without a frame are used
-    again.
+    The lsn alone is not enough: after a start without the newest snapshot, lsns without a frame are
+    used again.
     """
     return image.run, image.last_lsn
 
 
 def load_snapshot(fs: Fs, path: str) -> SnapshotImage:
-    """A snapshot, every checksum verified. Raises `Corrupt`, `StartRefused` (newer), both named."""
+    """Load a snapshot and verify every checksum. Raises `Corrupt`, `StartRefused` (newer)."""
     file = fs.open(path)
     try:
         return _load(file)

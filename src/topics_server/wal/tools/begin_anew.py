@@ -1,9 +1,9 @@
 """`topics repair --begin-anew` and `--adopt-cold`.
 
-A start refuses an empty data directory or cold folder if the other half proves a store.
+A start refuses an empty data directory or cold folder if the other half belongs to a store.
 `begin_anew` moves the rest of that store aside, so that the next start makes a new one; nothing is
-deleted. `adopt_cold` writes the store's id into a cold folder without one. Both take the locks of a
-server, name the store, and may be repeated after a crash. Called by `topics repair`.
+deleted. `adopt_cold` writes the store's id into a cold folder without one. Both take the same locks
+as a server, report the store's id, and may be repeated after a crash. Called by `topics repair`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAYS: Final = frozenset({"lost+found", layout.LOCK, layout.SET_ASIDE})
 def begin_anew(fs: Fs, data_dir: str, cold_dir: str | None, store_id: str) -> list[str]:
     """*Blocking.* Move every half of the store `store_id` aside; returns the new folders.
 
-    Raises `StartRefused` if neither half is of that store, or one is of another.
+    Raises `StartRefused` if neither half belongs to that store, or one belongs to another store.
     """
     if cold_dir is not None:
         refuse_overlap(fs, data_dir, cold_dir)
@@ -63,7 +63,7 @@ def adopt_cold(fs: Fs, directory: Directory, cold_dir: str) -> None:
         raise StartRefused("has no store id yet: start the server on it first", directory.root)
     with _locked(fs, cold_dir):
         if read_store(fs, cold_dir) is not None:
-            # It has an id: the judgement of a start says whether it is the right one.
+            # The folder has an id: check it as a start does.
             judge_cold(fs, cold_dir, directory.root, directory.found)
         else:
             mark = StoreMark(store_id=directory.store_id, run=directory.run)
@@ -86,11 +86,11 @@ def _id_of_cold(fs: Fs, cold_dir: str) -> str | None:
 
 
 def _move_aside(fs: Fs, root: str, store_id: str, last: str) -> str:
-    """Move everything in a root into `set-aside/STORE_ID[.N]`, the file `last` at the end."""
+    """Move everything in a root to `set-aside/STORE_ID[.N]`, the file `last` as the last one."""
     target = _free(layout.join(root, layout.SET_ASIDE, store_id), fs, last)
     make_durable_dirs(fs, target)
     names = [name for name in fs.list_dir(root) if name not in _STAYS and name != last]
-    # The journal first: without it a start refuses the rest.
+    # Move the journal first: without it a start refuses the rest.
     for name in sorted(names, key=lambda name: (name != layout.WAL, name)):
         fs.move(layout.join(root, name), layout.join(target, name))
     _sync_both(fs, root, target)
@@ -100,13 +100,13 @@ def _move_aside(fs: Fs, root: str, store_id: str, last: str) -> str:
 
 
 def _sync_both(fs: Fs, root: str, target: str) -> None:
-    # The new names first: a name missing in both folders after a power cut would be a loss.
+    # Sync the new names first: a name missing in both folders after a power cut would be a loss.
     fs.sync_dir(target)
     fs.sync_dir(root)
 
 
 def _free(folder: str, fs: Fs, last: str) -> str:
-    """The first folder that no finished run has filled; an interrupted run continues."""
+    """The first folder that no completed run has filled; interrupted runs continue."""
     number, target = 1, folder
     while fs.exists(layout.join(target, last)):
         number += 1

@@ -3,7 +3,7 @@
 Called by `topics verify` and `topics dump`, and at the end of every crash test. It reads the files
 that a killed server left: torn tails above the synced end are information, not problems. `dump`
 assembles the same state as recovery: segments with their flags, the newest snapshot's tails, the
-journal. If recovery would refuse the journal, only the entries from the damage on are missing.
+journal. If recovery would refuse the journal, `dump` lacks only the entries from the damage on.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> VerifyReport:
     report = VerifyReport()
     report.counts["clean_stop"] = int(mark.clean_stop)
     try:
-        # It holds no data, but a start looks at it.
+        # The file holds no data, but a start reads it.
         fs.exists(layout.join(data_dir, layout.BALLAST))
     except StorageError as error:
         report.problems.append(str(error))
@@ -112,17 +112,18 @@ class _Topic:
     manifest: Manifest | None = None
     part: TopicPart | None = None
     appends: list[tuple[int, RecordsAppended]] = field(default_factory=list)
-    # Deleted by the journal: parallel runs.
+    # The runs that the journal deletes: first and last seqs in two parallel lists.
     firsts: list[int] = field(default_factory=list)
     lasts: list[int] = field(default_factory=list)
 
     def is_deleted(self, seqs: Array) -> Array:
-        """Those of these seqs that the journal or the floor has removed."""
+        """For each of these seqs: whether the journal or the floor has removed it."""
         gone: Array = seqs < self.floor
         if self.firsts:
             order = np.argsort(np.array(self.firsts))
             firsts = np.array(self.firsts)[order]
-            # The highest end of all runs that begin at or before one: runs may overlap.
+            # For each run: the highest end of all runs that begin at or before it, because runs may
+            # overlap.
             reach = np.maximum.accumulate(np.array(self.lasts)[order])
             at = np.searchsorted(firsts, seqs, side="right") - 1
             gone |= (at >= 0) & (reach[at] >= seqs)
@@ -130,7 +131,7 @@ class _Topic:
 
 
 class JournalUnread(StorageError):
-    """Part of the journal could not be read. `last_lsn`: the last entry that was read; 0: none was.
+    """Part of the journal could not be read. `last_lsn`: the last entry read, or 0.
 
     The effects of later entries, deletes included, are unknown. The text names file and offset.
     """
@@ -175,7 +176,7 @@ def _note_entries(
     newest: SnapshotImage | None,
     items: list[Item] | None,
 ) -> JournalUnread | None:
-    """Apply the readable part of the journal; `items` gets each entry."""
+    """Apply the readable part of the journal; add each entry to `items`."""
     last_lsn = 0
     sources = router_sources(newest)
     payloads = ReplayPayloads(sources)
@@ -198,7 +199,7 @@ def _note_entries(
 
 
 def _topics_of(fs: Fs, tiers: Tiers, newest: SnapshotImage | None) -> dict[int, _Topic]:
-    """Topics that have a manifest or a part of the newest snapshot."""
+    """Topics that have a manifest or a part in the newest snapshot."""
     topics: dict[int, _Topic] = {}
     for topic_id, encoded in newest.parts if newest else ():
         if topic_id == EPOCHS_PART or topic_id >= RESERVED_ID_MIN:
@@ -343,7 +344,7 @@ def _one_by_one(
     dead: bytearray,
     where: str,
 ) -> Iterator[Item]:
-    """The records of a range that contains damaged ones."""
+    """The records of a range that contains damaged records, read one at a time."""
     for row in range(*rows):
         start = int(columns.rows["offset"][row])
         data = file.pread(columns.record_end(row) - start, start)

@@ -1,8 +1,9 @@
-"""End marks for `topics repair`: what intact ones prove.
+"""End marks for `topics repair`: reads intact ones, writes new ones.
 
-A mark that is missing, cannot be read or does not fit its files proves nothing: what its shard
-wrote last is then as the files have it. Marks are written last, when the files are mended; a crash
-before that leaves marks that do not fit, which the next repair finds. Called by `mending`.
+A mark that is missing, unreadable or contradicts its files proves nothing: then only the files show
+the end of the shard. The repair writes new marks last, after it has mended the files; a crash
+before that leaves marks that contradict the files, and the next repair finds them. Called by
+`repair`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from topics_server.wal.journal.file_chain import JournalFile, Key, open_files
 
 
 class KnownEnd(msgspec.Struct, frozen=True):
-    """The facts of an end mark: the groups of a file reach `end`, the shard's entries `lsn`."""
+    """The facts of an end mark: a file's groups end at `end`, the shard's entries at `lsn`."""
 
     path: str
     number: int
@@ -41,7 +42,7 @@ def known_ends(
     shards: dict[Key, list[JournalFile]],
     start_lsn: int,
 ) -> tuple[dict[Key, KnownEnd], list[str]]:
-    """The facts that end marks prove, and the paths of marks that must be written again.
+    """The facts that end marks prove, and the paths of marks that must be rewritten.
 
     Raises `Corrupt` for a missing file that a mark names: nothing can replace it.
     """
@@ -86,7 +87,7 @@ def _known_end(path: str, mark: EndMark, anchors: Anchors) -> KnownEnd:
 
 
 def mark_ends(fs: Fs, wal_dir: str, format_mark: FormatMark) -> None:
-    """*Blocking.* Write every end mark for the current files, and make that durable."""
+    """*Blocking.* Write every end mark for the current files, durably."""
     marked = {s.wal_set for s in format_mark.wal_sets if s.has_marks}
     shards, _ = open_files(fs, wal_dir, write=True, is_whole=False)
     try:
@@ -102,7 +103,7 @@ def mark_ends(fs: Fs, wal_dir: str, format_mark: FormatMark) -> None:
 
 
 def _mark_of(last: JournalFile, run: int) -> EndMark:
-    """The mark of a shard whose last file is this one, with all of it synced."""
+    """The mark of a shard whose last file is `last`, all of it synced."""
     groups = last.every_group()
     end = groups[-1].end if groups else FILE_HEADER_BYTES
     opening = groups[0].opening if groups else None

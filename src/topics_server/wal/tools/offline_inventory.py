@@ -1,7 +1,7 @@
-"""Recovery's judgement of sealed files, offline.
+"""Checks sealed files offline, by the rules of recovery.
 
 `AnchoredFiles` takes the newest snapshot and the files on disk, observes every entry of the
-journal, and then judges with `file_inventory`, as `engine/background/recovery.py` does. Read-only;
+journal, and then checks with `file_inventory`, as `engine/background/recovery.py` does. Read-only;
 used by `wal/tools/verify.py`.
 """
 

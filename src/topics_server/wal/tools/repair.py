@@ -1,16 +1,16 @@
 """Makes a damaged journal readable again and reports the losses.
 
 Offline, under the directory's lock; called by `cli/server/repair.py`. Recovery refuses a journal
-with damage below its synced end. This module fills each damaged region, in place, with valid groups
-without content, so that every rule of recovery still holds. Seqs that the region may have handed
-out are never handed out again: before a region is touched, a new file at the end of the journal
-gets a `TopicPut` for each affected topic, with a head above every seq that the region can have
-given, and readers see the seqs between as `damaged`. So a crash at any point leaves a journal that
-is refused as before, or a repaired one. Bytes are copied to `set-aside/` before anything changes.
+with damage below its synced end. This module overwrites each damaged region with valid groups
+without content, so that every rule of recovery still holds. Seqs that the region may have assigned
+are never assigned again. For this, a new file at the end of the journal first gets a `TopicPut` for
+each affected topic, with a head above every seq that the region can have assigned; readers see the
+skipped seqs as `damaged`. So a crash at any point leaves a journal that is refused as before, or a
+repaired one. Bytes are copied to `set-aside/` before anything changes.
 
-If a topic has an entry after the region, its next seq shows what is missing. For other topics a
-region is believed only where it reads as frames whose lsns and seqs continue their neighbours;
-otherwise their heads jump by more than the region can have held.
+If a topic has an entry after the region, the entry's seq shows what is missing. For other topics
+the contents of a region count only if they decode to frames whose lsns and seqs continue those
+around them; otherwise the topic's head is raised by more seqs than the region can have held.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from topics_server.wal.tools.set_aside import set_aside
 # The smallest record of a body, with its comma: {"data":1},
 _RECORD_BYTES_MIN: Final = 11
 _NO_TOPIC: Final = 0
-# Errors of decoders for changed bytes: here they are read without a valid checksum.
+# Errors that decoders raise for changed bytes: here bytes are decoded without a valid checksum.
 _UNREADABLE: Final = (
     *(TopicsError, StorageError, msgspec.MsgspecError),
     *(ValueError, TypeError, OverflowError, AssertionError, RecursionError),
@@ -82,7 +82,7 @@ class LostRecords(msgspec.Struct, frozen=True):
 
 
 class Region(msgspec.Struct):
-    """Damaged bytes of a journal file, and the lsns around them (exclusive, inclusive)."""
+    """Damaged bytes of a journal file; their lsns are above `after_lsn`, at most `upto_lsn`."""
 
     path: str
     shard: Key
@@ -97,12 +97,12 @@ class Region(msgspec.Struct):
 
     @property
     def length(self) -> int:
-        """In bytes."""
+        """The length in bytes."""
         return self.end - self.start
 
 
 class Survey(msgspec.Struct):
-    """The damage, its cost, and where the journal continues behind it.
+    """The damage, what it may have lost, and where the journal continues after it.
 
     `end_marks`: paths of marks that are missing, unreadable, or do not fit their files.
     """
@@ -129,18 +129,19 @@ class _Known(msgspec.Struct):
     head: int
     ceiling: int
     applied_lsn: int = 0
-    # Regions of its shard since its last entry; each with the head that the region shows for it.
+    # The regions of the topic's shard after the topic's last entry, each with the topic's head as
+    # the region shows it (None: not known).
     doubts: list[tuple[Region, int | None]] = []
 
 
 def survey(fs: Fs, data_dir: str, mark: FormatMark, image: SnapshotImage | None) -> Survey:
-    """*Blocking.* Look, change nothing.
+    """*Blocking.* Find all damage; change nothing.
 
     Raises `StorageError` for damage that cannot be repaired.
     """
     found = _survey(fs, data_dir, mark, image, is_suspicious=False)
     if found.regions and found.torn:
-        # Bytes were changed here: an apparent unfinished write may have been acknowledged.
+        # The disk has changed bytes, so an apparently unfinished write may have been acknowledged.
         return _survey(fs, data_dir, mark, image, is_suspicious=True)
     return found
 
@@ -192,7 +193,7 @@ def _shard(
     start_lsn: int,
     known: KnownEnd,
 ) -> list[tuple[Region | None, list[Group]]]:
-    """Regions and the groups behind each, in order; notes the shard's end."""
+    """The regions and the groups after each, in order; notes the shard's end."""
     by_file = [(each, each.every_group()) for each in files]
     begun = known.number if known.end > FILE_HEADER_BYTES else 0
     used = [(each, groups) for each, groups in by_file if groups or each.header.number == begun]
@@ -208,7 +209,7 @@ def _shard(
         follower = behind[0].opening if behind else None
         least_end = known.end if each.header.number == known.number else 0
         if follower is not None and follower.previous_lsn < start_lsn:
-            # The snapshot includes all of it: recovery does not read it.
+            # The snapshot includes the whole file: recovery does not read it.
             last_lsn = follower.previous_lsn
             previous = Opening(each.header.number, follower.previous_end, last_lsn)
             continue
@@ -240,7 +241,7 @@ def _shard(
         ):
             end = max(_aligned(each.dirty_end(position)), position + _LEAST_BYTES, least_end)
         elif position < least_end:
-            # The snapshot includes everything: only the mark claims more.
+            # The snapshot includes all entries of the shard: only the end mark claims more.
             found.end_marks.append(known.path)
         if end > position:
             region = _region(each, key, position, end, last_lsn)
@@ -265,7 +266,7 @@ def _shard(
 
 
 def _is_proven(behind: Sequence[Group], position: int, synced_lsn: int) -> bool:
-    """Whether the bytes behind a position prove a sync (as `replay` judges)."""
+    """Whether the bytes after a position prove a sync, by the rules of `replay`."""
     return any(
         group.synced_bytes > position or (group.entries and group.entries[0][0] <= synced_lsn)
         for group in behind
@@ -281,7 +282,7 @@ def _aligned(position: int) -> int:
 
 
 def _read(region: Region, each: JournalFile) -> None:
-    """Use the region's entries if it reads as whole groups with fitting lsns."""
+    """Decode the region's entries if it consists of whole groups with fitting lsns."""
     raw = each.file.pread(region.length, region.start)
     offset, entries, last_lsn = 0, [], region.after_lsn
     while offset < len(raw):
@@ -303,7 +304,7 @@ def _read(region: Region, each: JournalFile) -> None:
     region.entries = entries
 
 
-# -- what it costs ---------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def _topics_of(image: SnapshotImage | None) -> dict[int, _Known]:
@@ -324,7 +325,7 @@ def _cost(
     start_lsn: int,
     counts: dict[int, int],
 ) -> None:
-    """Fold the journal as recovery does, and note for each topic what it may have lost."""
+    """Apply the journal as recovery does, and note for each topic what it may have lost."""
     known = _topics_of(image)
     for lsn, _, event in events:
         if isinstance(event, Region):
@@ -350,7 +351,7 @@ def _cost(
 
 
 def _most_seqs(region: Region) -> int:
-    """More seqs than a region can have given, in bodies or in pages with bodies elsewhere."""
+    """An upper bound of the seqs in a region, in bodies or in pages without payloads."""
     frames = region.length // FRAME_HEADER_BYTES + 1
     return region.length // _RECORD_BYTES_MIN + frames * PAGE_SCAN_SLOTS_MAX
 
@@ -368,9 +369,9 @@ def _doubt(known: dict[int, _Known], region: Region, counts: dict[int, int]) -> 
 
 
 def _claims(known: dict[int, _Known], region: Region) -> dict[int, int | None] | None:
-    """By topic the highest seq of a readable region.
+    """For each topic in a readable region: the highest seq.
 
-    None if it does not continue the regions beside it.
+    None if the region's seqs do not continue those around it.
     """
     claims: dict[int, int | None] = {}
     assert region.entries is not None
@@ -407,7 +408,7 @@ def _fold(found: Survey, known: dict[int, _Known], lsn: int, entry: Entry) -> No
             return
         _refuse_page(entry, topic)
         if entry.first_seq > topic.head:
-            # Seqs ascend within a shard: a region before it had no higher one.
+            # Seqs of a topic ascend within a shard, so an earlier region had no higher seq.
             _note_gap(found, topic, entry.first_seq - 1)
             topic.doubts = []
         topic.head = max(topic.head, entry.first_seq + entry.count - 1)
@@ -415,7 +416,7 @@ def _fold(found: Survey, known: dict[int, _Known], lsn: int, entry: Entry) -> No
         if topic is None:
             known[entry.topic_id] = _Known(entry, entry.head_seq, HEAD_RESERVE_SEQS)
         else:
-            # Staged, invisible seqs may have preceded it: doubts stay.
+            # Staged, invisible seqs may have come before this entry, so the doubts stay.
             topic.put = entry
             _note_gap(found, topic, entry.head_seq)
     elif isinstance(entry, TopicDropped):
@@ -436,7 +437,7 @@ def _refuse_page(entry: RecordsAppended, topic: _Known) -> None:
 
 
 def _note_gap(found: Survey, topic: _Known, head: int) -> None:
-    """A topic's head is proven; its missing seqs up to it were lost."""
+    """Note a proven head of a topic: the missing seqs below the head were lost."""
     if topic.doubts and head > topic.head:
         name, topic_id = topic.put.name, topic.put.topic_id
         found.lost.append(LostRecords(name, topic_id, topic.head + 1, head, is_bound=False))
@@ -449,12 +450,12 @@ def _note_gap(found: Survey, topic: _Known, head: int) -> None:
 def mend(
     fs: Fs, data_dir: str, mark: FormatMark, found: Survey, new_file_id: Callable[[], int]
 ) -> str:
-    """*Blocking.* Set aside, jump, fill; returns the folder of the bytes set aside."""
+    """*Blocking.* Set bytes aside, raise heads, fill regions; returns the set-aside folder."""
     pieces = [(region.path, region.start, region.end) for region in found.regions] + found.torn
     folder = set_aside(fs, data_dir, pieces, facts_of(found))
     fillings = [(region, _filling(fs, region)) for region in found.regions]
-    # As recovery would: no client got an answer for these, and a file with a successor ends
-    # cleanly.
+    # Cut torn ends as recovery would: no client got an answer for them, and a file that has a
+    # successor must end cleanly.
     for path, start, end in found.torn:
         _write(fs, path, bytes(end - start), start)
     wal_dir = layout.join(data_dir, layout.WAL)
@@ -488,7 +489,7 @@ def facts_of(found: Survey) -> dict[str, object]:
 
 
 def _filling(fs: Fs, region: Region) -> bytes:
-    """Valid groups for all of a region, without content except the file that this one continues."""
+    """Valid groups that fill a region; without effect, except for the opening of the file."""
     file = fs.open(region.path)
     try:
         raw = file.pread(FILE_HEADER_BYTES, 0)
@@ -523,7 +524,7 @@ def _filling(fs: Fs, region: Region) -> bytes:
 def _jump(
     fs: Fs, wal_dir: str, mark: FormatMark, found: Survey, new_file_id: Callable[[], int]
 ) -> None:
-    """A new last file for each shard that has topics whose heads jump."""
+    """Write a new last file for each shard that has topics whose heads jump."""
     if not found.jumps:
         return
     newest = mark.wal_sets[-1]

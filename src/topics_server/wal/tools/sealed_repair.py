@@ -1,9 +1,9 @@
-"""Reads sealed segments for `topics repair`, and makes damaged indexes again.
+"""Reads sealed segments for `topics repair`, and rebuilds damaged indexes.
 
 It opens every listed segment as a start does, and reports which seqs cannot be read, which indexes
-are damaged, and which seqs of an earlier damage can be read again. It makes an index again from the
-segment's records and keeps the damaged file in `quarantine/`. It leaves damaged records as they
-are: only their file, put back, makes them readable. Called by `cli/server/repair.py`.
+are damaged, and which seqs of an earlier damage are readable again. It rebuilds an index from the
+segment's records and keeps the damaged file in `quarantine/`. It does not change damaged records:
+they become readable only if their undamaged file is put back. Called by `cli/server/repair.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics_server.wal.tools.verify import open_journal
 
 
 class SealedSeqs(msgspec.Struct, frozen=True):
-    """Seqs of a topic that lie in one segment, as ranges of (first, last)."""
+    """The seqs of a topic in one segment, as ranges of (first, last)."""
 
     topic: str
     topic_id: int
@@ -39,8 +39,8 @@ class SealedSeqs(msgspec.Struct, frozen=True):
 class SealedSurvey(msgspec.Struct):
     """The findings. `indexes`: paths of damaged indexes. `lost`: records that cannot be read.
 
-    `readable_again`: records that are damaged by the snapshot, and that the next start serves.
-    `not_looked_at`: files that a start refuses, or cold ones without a cold folder.
+    `readable_again`: records that the snapshot lists as damaged, and that the next start serves.
+    `not_looked_at`: files that a start refuses, or cold files without a cold folder.
     """
 
     indexes: list[str] = []
@@ -50,7 +50,7 @@ class SealedSurvey(msgspec.Struct):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything cannot be read, or has to be made again."""
+        """Whether anything is unreadable or must be rebuilt."""
         return bool(self.indexes or self.lost)
 
 
@@ -63,7 +63,7 @@ def survey_segments(
     *,
     remake: bool,
 ) -> SealedSurvey:
-    """*Blocking.* Look at every listed segment; `remake`: write damaged indexes anew.
+    """*Blocking.* Check every listed segment; `remake`: rebuild damaged indexes.
 
     Changes nothing else. Raises `StorageError` for a cold folder that is not this store's.
     """
@@ -104,7 +104,7 @@ def _note_deletes(
     parts: dict[int, TopicPart],
     reports: list[FoundTopic],
 ) -> None:
-    """Deletes of the journal explain flags that the snapshot does not know."""
+    """Note the journal's deletes: they explain flags that are not in the snapshot."""
     suspected = {report.topic_id: report for report in reports if report.suspects}
     if not suspected:
         return

@@ -1,6 +1,6 @@
-"""Keeps bytes that `topics repair` gives up, with a report.
+"""Saves the bytes that `topics repair` overwrites, with a report.
 
-Called by `mending`.
+Called by `repair`.
 """
 
 from __future__ import annotations

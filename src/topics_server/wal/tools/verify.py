@@ -1,7 +1,8 @@
 """Checks a data directory at rest: segments, manifests, snapshots, journal.
 
-Called by `wal/tools/dump.py`. What a crash may leave (torn tails, leftovers, a segment in both
-tiers) is information; what no crash may leave is a problem. Nothing here repairs anything.
+Called by `wal/tools/dump.py`. The normal remains of a crash (torn tails, leftovers, a segment in
+both tiers) are information; anything else that is wrong is a problem. Nothing here repairs
+anything.
 """
 
 from __future__ import annotations
@@ -86,14 +87,14 @@ def verify_cold(
 
 
 def verify_segments(fs: Fs, tiers: Tiers, report: VerifyReport) -> None:
-    """Every topic folder of both tiers."""
+    """Check every topic folder of both tiers."""
     for topic_id in topics_on_disk(fs, tiers):
         report.counts["topic_folders"] += 1
         path = layout.join(tiers.folder(HOT, topic_id), layout.MANIFEST)
         try:
             manifest = read_manifest(fs, path)
         except StorageError as error:
-            # The judgement reports it, if the topic exists.
+            # `AnchoredFiles` reports it, if the topic exists.
             report.infos.append(str(error))
             continue
         if manifest is None:
@@ -155,7 +156,7 @@ def _data_problems(
     columns: SegmentColumns | None,
     report: VerifyReport,
 ) -> list[str]:
-    """Header, records, whole checksum and flags of a `.data` of the right size."""
+    """The problems in header, records, checksum and flags of a `.data` of the right size."""
     problems: list[str] = []
     encoded = file.pread(DATA_HEADER_BYTES, 0)
     try:
@@ -238,14 +239,14 @@ def verify_snapshots(fs: Fs, data_dir: str, report: VerifyReport) -> list[Snapsh
     for index, image in enumerate(valid):
         if any(age_of(lower) > age_of(image) for lower in valid[index + 1 :]):
             report.problems.append(f"{paths[index]}: is older than a snapshot of a lower number")
-    # Stable: of equally old ones the highest number comes first.
+    # The sort is stable: of equally old snapshots the highest number comes first.
     valid.sort(key=age_of, reverse=True)
     report.counts["snapshot_parts"] = len(valid[0].parts) if valid else 0
     return valid
 
 
 def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
-    """How many watch sessions and leases there are. Raises `StorageError`."""
+    """Check all parts; returns how many sessions and leases. Raises `StorageError`."""
     wids: set[str] = set()
     leased: set[tuple[int, int]] = set()
     routers: set[str] = set()
@@ -274,7 +275,7 @@ def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
 def _verify_leases(image: SnapshotImage, encoded: bytes, leased: set[tuple[int, int]]) -> None:
     """Check a part of the leases.
 
-    Raises `StorageError`; `leased`: queue and seq of every lease so far.
+    Raises `StorageError`; `leased`: (queue, seq) of all leases so far.
     """
     part = decode_leases(encoded)
     if part.applied_lsn > image.last_lsn:
@@ -292,7 +293,7 @@ def _verify_leases(image: SnapshotImage, encoded: bytes, leased: set[tuple[int, 
 
 
 def router_sources(image: SnapshotImage | None) -> set[int]:
-    """Topics whose copies without payloads a snapshot's replay may meet."""
+    """Topics from which pages without payloads may copy, in the replay from a snapshot."""
     sources: set[int] = set()
     for part_id, encoded in image.parts if image else ():
         if part_id == ROUTERS_PART:
@@ -310,15 +311,15 @@ def meet(
     try:
         return payloads.meet(entry)
     except StorageError:
-        # Replay begins at the oldest entry that was not applied when the capture began; an applied
-        # page behind it may copy records before it.
+        # Replay begins at the oldest entry that was not applied when the capture began. A later
+        # page that was already applied may copy records from before that entry.
         if image is None or lsn > image.last_lsn:
             raise
         return None
 
 
 def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> None:
-    """Check a part of the routers. Raises `StorageError`; `names`: of every router so far."""
+    """Check a part of the routers. Raises `StorageError`; `names`: all names so far."""
     part = decode_routers(encoded)
     if part.applied_lsn > image.last_lsn:
         raise StorageError("the routers are newer than their snapshot")
@@ -331,7 +332,7 @@ def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> No
 
 
 def _verify_views(image: SnapshotImage, encoded: bytes, names: set[tuple[str, str]]) -> None:
-    """Raises `StorageError`; `names`: topic and name of every view so far."""
+    """Check a part of the views. Raises `StorageError`; `names`: (topic, view) so far."""
     part = decode_views(encoded)
     if part.applied_lsn > image.last_lsn:
         raise StorageError("the views are newer than their snapshot")
@@ -344,7 +345,7 @@ def _verify_views(image: SnapshotImage, encoded: bytes, names: set[tuple[str, st
 
 
 def _verify_part(topic_id: int, encoded: bytes) -> None:
-    """Raises `StorageError`."""
+    """Check a topic's part. Raises `StorageError`."""
     part = decode_part(encoded)
     if part.topic_id != topic_id:
         raise StorageError(f"part of topic {topic_id} says it is topic {part.topic_id}")
@@ -367,7 +368,7 @@ def open_journal(
     newest: SnapshotImage | None,
     oldest: SnapshotImage | None,
 ) -> JournalReplay:
-    """The journal, opened for reading from the start of `oldest`."""
+    """Open the journal for reading from the start of `oldest`."""
     return JournalReplay(
         fs,
         layout.join(data_dir, layout.WAL),
@@ -402,9 +403,9 @@ def verify_journal(
     files: AnchoredFiles,
     report: VerifyReport,
 ) -> None:
-    """Every group from the oldest valid snapshot's start on; no seq of a topic twice.
+    """Check every group from the oldest valid snapshot's start on; no seq may occur twice.
 
-    Then the files are judged by all known facts, as a start would.
+    Then check the files against all known facts, as a start does.
     """
     newest, oldest = (snapshots[0], snapshots[-1]) if snapshots else (None, None)
     replay = open_journal(fs, data_dir, mark, newest, oldest)
@@ -445,7 +446,7 @@ def verify_journal(
             f"{torn.path}: unfinished write of {torn.length} bytes at {torn.offset} ({torn.reason})"
         )
         try:
-            # A start writes these bytes here, over what an earlier start began to write.
+            # A start writes these bytes to this file, and replaces what an earlier start wrote.
             if fs.exists(torn.kept):
                 fs.open(torn.kept).close()
         except StorageError as error:

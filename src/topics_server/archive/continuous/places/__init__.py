@@ -1,8 +1,8 @@
-"""Where an archive may lie.
+"""The places for an archive.
 
 - `cloud`: a bucket of an object store, through obstore, which is an optional package.
-- `opening`: opens the place that a URL names.
+- `opening`: opens the place of a URL.
 - `ranges`: opens a bucket, and reads ranges of its objects; Spark's executors load it.
-- `retrying`: a place whose calls are tried again.
-- `shared_folder`: a folder that several servers may write to, none over another's object.
+- `retrying`: wraps a place and repeats failed calls.
+- `shared_folder`: a folder to which several servers may write, without replacing any object.
 """

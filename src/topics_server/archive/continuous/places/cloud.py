@@ -1,9 +1,10 @@
 """A bucket of an object store, through obstore, which is an optional package.
 
-Objects are put with the store's own "only if absent". Credentials come from the environment of the
-store's convention (AWS_..., GOOGLE_..., AZURE_...); no message repeats a query, where some stores
-carry them. The lock of the bases is an object: a server takes its own lock again after a kill, that
-of another is left alone until somebody removes it. Called by `opening`.
+Objects are put with the store's own "only if absent". Credentials come from the store's usual
+environment variables (AWS_..., GOOGLE_..., AZURE_...); no message repeats the query of a URL,
+because some stores put credentials there. The lock of the bases is an object: after a kill a server
+takes its own lock again, but the lock of another server stays until a person removes it. Called by
+`opening`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from topics_server.values.limits import MIB
 from topics_server.wal.fs import Buffer, Lock
 
 _LOCK: Final = "LOCK"
-# A request ends after 30 seconds; `retrying` tries again, unless the server stops.
+# A request ends after 30 seconds; `retrying` repeats it, unless the server is stopping.
 _RETRIES: Final = 1
-# Nobody but a person removes the lock of a prune that could not.
+# If a prune could not remove its lock, only a person can remove the lock.
 _RELEASE_TRIES: Final = 5
 _RELEASE_PAUSE_S: Final = 0.1
 
@@ -31,16 +32,16 @@ T = TypeVar("T")
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """The content of the lock: whose it is, and since when, ms since the epoch."""
+    """The content of the lock: its holder, and the time of locking in ms since the epoch."""
 
     holder: str
     since_ts: int
 
 
 def open_cloud(url: str, holder: str, bytes_per_s: int) -> CloudStore:
-    """*Blocking.* The bucket that a URL names. Raises `StartRefused` without obstore.
+    """*Blocking.* Open the bucket of a URL. Raises `StartRefused` without obstore.
 
-    `holder`: names the server whose lock survives a kill; empty: of a verb of the command line.
+    `holder`: the server whose lock survives a kill; empty for a command line verb.
     """
     api, errors, opened = open_bucket(url, _RETRIES)
     return CloudStore(url, api, errors, opened, holder or random_hex(16), bytes_per_s)
@@ -92,7 +93,7 @@ class CloudStore:
             return None
 
     def make_durable(self, name: str) -> None:
-        """See `ObjectStore`: an object that an object store shows is durable."""
+        """See `ObjectStore`: every object that an object store shows is durable."""
 
     def names(self, folder: str) -> list[str]:
         """See `ObjectStore`."""
@@ -103,7 +104,7 @@ class CloudStore:
         return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
 
     def remove_unfinished(self, folder: str) -> None:
-        """See `ObjectStore`: an object store shows no unfinished object."""
+        """See `ObjectStore`: an object store never shows an unfinished object."""
 
     def delete(self, name: str) -> None:
         """See `ObjectStore`."""
@@ -126,7 +127,8 @@ class CloudStore:
         try:
             is_put = self.put_if_absent(_LOCK, [mark])
         except StorageError:
-            # A put that failed may have succeeded: no other caller would ever remove its object.
+            # A put that raised an error may have succeeded, and no other caller would remove its
+            # object.
             found = self._read_lock()
             if found is None or found.holder != self._holder:
                 raise
@@ -153,7 +155,7 @@ class CloudStore:
         self.delete(_LOCK)
 
     def release_lock(self, holder: str) -> None:
-        """Remove the lock, unless somebody broke it and another one took it."""
+        """Remove the lock, unless it was broken and another process took it."""
         found = self._read_lock()
         if found is not None and found.holder == holder:
             self.delete(_LOCK)
@@ -187,7 +189,7 @@ class _CloudLock:
         self._is_held = True
 
     def release(self) -> None:
-        """See `Lock`. A lock that cannot be removed is taken again by its server."""
+        """See `Lock`. If the lock cannot be removed, its server takes it again later."""
         if not self._is_held:
             return
         self._is_held = False

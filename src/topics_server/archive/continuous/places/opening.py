@@ -1,4 +1,4 @@
-"""Opens the place that the URL of an archive names.
+"""Opens the place of an archive's URL.
 
 Called by `node/archiver`, `node/ground` and the command line.
 """
@@ -25,10 +25,10 @@ def open_archive(
     holder: str = "",
     is_ending: Callable[[], bool] = lambda: False,
 ) -> ArchiveStore:
-    """*Blocking.* The store of an archive. `bytes_per_s`: how fast it is written; 0: at any rate.
+    """*Blocking.* The store of an archive. `bytes_per_s`: the maximum rate of writes; 0: no limit.
 
-    `holder`: the id of the store whose server this is; empty for others. `is_ending`: once it
-    holds, no call is tried again. Raises `StorageError` if it cannot be reached.
+    `holder`: the id of the server's store; empty for other programs. `is_ending`: once it returns
+    true, no call is repeated. Raises `StorageError` if the archive cannot be reached.
     """
     parsed = parse_archive_url(url)
     if parsed.scheme != FILE:
@@ -39,7 +39,7 @@ def open_archive(
 
 
 def refuse_place(fs: Fs, url: str, data_dir: str, cold_dir: str | None) -> None:
-    """*Blocking.* Refuse an archive in a folder of the store, and one that needs obstore."""
+    """*Blocking.* Refuse an archive inside a folder of the store, or one without its obstore."""
     parsed = parse_archive_url(url)
     if parsed.scheme == FILE:
         refuse_same_place(fs, parsed.path, data_dir, cold_dir, "archive")

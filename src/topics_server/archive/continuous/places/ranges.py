@@ -1,9 +1,9 @@
 """Opens a bucket through obstore, which is an optional package, and reads ranges of its objects.
 
 Spark's executors load this module: it imports nothing but the standard library and our errors.
-Credentials come from the environment of the store's convention (AWS_..., GOOGLE_..., AZURE_...); no
-message repeats a query, where some stores carry them. Called by `cloud`, `opening` and the Spark
-source.
+Credentials come from the store's usual environment variables (AWS_..., GOOGLE_..., AZURE_...); no
+message repeats the query of a URL, because some stores put credentials there. Called by `cloud`,
+`opening` and the Spark source.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 from topics_server.values.errors import NotThere, StartRefused, StorageError
 
 PACKAGE: Final = "obstore"
-# A text that may hold a signature, up to the end of the word.
+# A word that may contain a signature.
 _QUERY: Final = re.compile(r"\?\S+")
 _REASON_MAX: Final = 300
-# A reader has no server that wants to stop: the client itself tries again.
+# A reader need not stop with a server, so the client itself repeats requests.
 _READ_RETRIES: Final = 5
 
 
@@ -32,19 +32,19 @@ class OpenBucket(NamedTuple):
 
 
 class ObjectRange(NamedTuple):
-    """Bytes of an object; `object_bytes`: how many the whole object has."""
+    """Bytes of an object; `object_bytes`: the size of the whole object."""
 
     content: bytes
     object_bytes: int
 
 
 def is_installed() -> bool:
-    """Whether object stores can be used at all."""
+    """Whether obstore is installed, so that object stores can be used."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def open_bucket(url: str, retries: int) -> OpenBucket:
-    """The bucket that a URL names. Raises `StartRefused` without obstore, `StorageError`.
+    """Open the bucket of a URL. Raises `StartRefused` without obstore, `StorageError`.
 
     `retries`: how often the client repeats a request that failed.
     """
@@ -71,7 +71,7 @@ class BucketRanges:
 
     @classmethod
     def open(cls, url: str) -> BucketRanges:
-        """*Blocking.* The bucket that a URL names; errors are those of `open_bucket`."""
+        """*Blocking.* Open the bucket of a URL; raises the errors of `open_bucket`."""
         return cls(url, open_bucket(url, _READ_RETRIES))
 
     def read(self, name: str, start: int, length: int) -> ObjectRange:
@@ -90,6 +90,6 @@ class BucketRanges:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error, short, and without what may hold a signature."""
+    """The first line of an error, shortened, without words that may contain a signature."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _QUERY.sub("?...", lines[0])[:_REASON_MAX]

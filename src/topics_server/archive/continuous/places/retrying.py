@@ -1,8 +1,8 @@
-"""An archive whose calls are tried again: a distant store fails now and then.
+"""An archive whose failed calls are repeated, because a remote store fails sometimes.
 
-A put that failed may have succeeded, and the client of a store tries again by itself. So an object
-that is there with the content that was put counts as put; with another content it does not. An
-object is held in memory while it is put: segments are the largest. Called by `opening`.
+A put that raised an error may have succeeded, and the client of a store repeats requests by itself.
+So an existing object with the same content counts as put; with other content it does not. An object
+is in memory while it is put: segments are the largest objects. Called by `opening`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 class RetryingStore:
-    """See the module. `wait`: called with the seconds before the next try.
+    """See the module. `wait` is called with the seconds before the next try.
 
-    `is_ending`: asked from any thread; once it holds, no call is tried again.
+    `is_ending` is called from any thread; once it returns true, no call is repeated.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RetryingStore:
         return self._try(put)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See `ObjectStore`: whole, so that a try does not begin in the middle."""
+        """See `ObjectStore`: reads the whole object, so that no try begins in the middle."""
         chunks: list[bytes] = self._try(lambda: list(self._inner.read(name)))
         return iter(chunks)
 
@@ -81,7 +81,7 @@ class RetryingStore:
         self._try(lambda: self._inner.delete_folder(folder))
 
     def lock_bases(self) -> Lock:
-        """See `ArchiveStore`. A lock that is held is reported at once, without a retry."""
+        """See `ArchiveStore`. A lock of another holder is reported at once, without a retry."""
         return self._inner.lock_bases()
 
     def lock_holder(self) -> str | None:

@@ -1,9 +1,10 @@
-"""A folder that several servers may write to, none over another's object.
+"""A folder to which several servers may write, without replacing any object.
 
-An object is written beside under a name of its own and renamed under a lock that is held for the
-look and the rename only, so that it is put if it is absent, whoever else writes. Bases and prunes
-take the lock of a backup folder besides: a prune must not remove what a base relies on. A folder
-that once held an archive's mark takes nothing without it: somebody emptied it. Called by `opening`.
+An object is written under a temporary name. A lock is held only while its final name is checked and
+the file renamed, so that an object is put only if it is absent, whatever other servers write. Bases
+and prunes also take the lock of a backup folder: a prune must not remove files that a base relies
+on. If a folder has lost its archive's mark, it was emptied: nothing is written to it. Called by
+`opening`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _PAUSE_S: Final = 0.02
 
 
 class ArchiveStore(ObjectStore, Protocol):
-    """Where an archive lies."""
+    """The storage of an archive."""
 
     def lock_bases(self) -> Lock:
-        """Keep other bases and prunes away. Raises `StartRefused` if there is one."""
+        """Lock out other bases and prunes. Raises `StartRefused` if one is under way."""
         ...
 
     def lock_holder(self) -> str | None:
@@ -68,7 +69,7 @@ class SharedFolder(FolderStore):
             return False
         with self._turn:
             if not self._fs.exists(layout.parent(path)):
-                # A prune removed it as empty since it was made.
+                # A prune has removed the empty folder meanwhile.
                 self._made.clear()
                 self._durable_folders.clear()
             self._make_folders(name)
@@ -97,7 +98,7 @@ class SharedFolder(FolderStore):
             lock.release()
 
     def _check_folder(self) -> None:
-        """Besides, the folder has not lost its mark."""
+        """Check also that the folder has not lost its mark."""
         super()._check_folder()
         path = self.path_of(ARCHIVE)
         if self._fs.exists(path):
@@ -119,14 +120,14 @@ class SharedFolder(FolderStore):
         raise StorageError("another process holds this lock", path)
 
     def _paced(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-        """The same pieces, not faster than so many bytes a second; 0: as they come."""
+        """Yield the pieces, at most `bytes_per_s`; 0: without a limit."""
         for piece in pieces:
             yield piece
             if self.bytes_per_s:
                 pause(len(piece) / self.bytes_per_s)
 
     def remove_unfinished(self, folder: str) -> None:
-        """See `ObjectStore`. A put that is under way fails, and is tried again."""
+        """See `ObjectStore`. A put that is under way fails, and its caller repeats it."""
         self._check_folder()
         path = self.path_of(folder)
         for name in filter(layout.is_temp, self._fs.list_dir(path)):
@@ -138,7 +139,7 @@ class SharedFolder(FolderStore):
         return self._fs.lock(self.path_of(_BASE_LOCK), "a base or a prune")
 
     def lock_holder(self) -> str | None:
-        """See `ArchiveStore`: the system lets a lock of a file go with its process."""
+        """See `ArchiveStore`: the system releases a file lock with its process."""
         return None
 
     def break_lock(self) -> None:
@@ -146,14 +147,14 @@ class SharedFolder(FolderStore):
 
 
 def is_lock(name: str) -> bool:
-    """Whether a file in the root of the folder is a lock, or of the file system."""
+    """Whether a file in the root of the folder is a lock or belongs to the file system."""
     return name in (_PUT_LOCK, _BASE_LOCK, "lost+found")
 
 
 def put_same(store: ObjectStore, name: str, content: bytes) -> bool:
     """Put an object, or find that it is there with this content; False if it has another.
 
-    A put that failed may have succeeded, or may do so later: so what is there is compared.
+    A failed put may have succeeded, or may still succeed later, so existing content is compared.
     """
     if store.put_if_absent(name, [content]):
         return True

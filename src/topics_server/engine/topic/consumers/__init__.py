@@ -1,5 +1,5 @@
 """Named, durable cursors of a topic's readers.
 
 - `changes`: decides and applies changes of a consumer.
-- `positions`: where the consumers of one topic are, applied or in flight.
+- `positions`: the positions of one topic's consumers, applied or in flight.
 """

@@ -1,6 +1,6 @@
 """Decides and applies changes of a topic's consumers. Pure.
 
-A position never goes back unless its reader asks for that, so a late or repeated commit changes
+A position never moves back unless the request says so, so a late or repeated commit changes
 nothing. Called by `engine/consumers` (decide) and `writes/apply`.
 """
 
@@ -25,7 +25,7 @@ def consumer_not_found(topic: str, consumer: str) -> TopicsError:
 
 
 def too_many_consumers(limit: str, most: int) -> TopicsError:
-    """429: the topic, or the server, has as many consumers as it may."""
+    """429: the topic or the server has reached its maximum of consumers."""
     message = f"there are {most} consumers already"
     return TopicsError(Code.THROTTLED, message, {"limit": limit, "max": most})
 
@@ -37,10 +37,10 @@ def decide_consumer(
     now_ms: int,
     hold: ConsumerHold | UnsetType | None = UNSET,
 ) -> ConsumerMoved | None:
-    """The creation of a consumer at a seq, or another hold of one that exists and stays there.
+    """The entry that creates a consumer at a seq, or changes the hold of an existing one.
 
-    None if nothing changes; an unset `hold` changes none. Raises `throttled` beyond the caps of a
-    topic.
+    None if nothing changes; an unset `hold` changes nothing. Raises `throttled` beyond the limits
+    of a topic.
     """
     consumers = topic.consumers
     newest = consumers.newest(name)
@@ -65,10 +65,10 @@ def decide_consumer(
 def decide_commit(
     topic: Topic, name: str, seq: int, now_ms: int, *, rewind: bool, if_seq: int | None
 ) -> ConsumerMoved | None:
-    """The commit of a seq; None if the consumer is there, or further, and need not go back.
+    """The commit of a seq; None if the consumer is at that seq, or after it and may not go back.
 
-    `if_seq`: where the consumer has to be. Raises `consumer_not_found`, `condition_failed`, and
-    `invalid_request` for a seq above the head.
+    `if_seq`: the required current seq of the consumer. Raises `consumer_not_found`,
+    `condition_failed`, and `invalid_request` for a seq above the head.
     """
     place = topic.consumers.newest(name)
     if place is None:
@@ -86,14 +86,14 @@ def decide_commit(
 
 
 def decide_consumer_delete(topic: Topic, name: str, now_ms: int) -> ConsumerDeleted | None:
-    """The end of a consumer; None if there is none."""
+    """The entry that deletes a consumer; None if there is none."""
     if topic.consumers.newest(name) is None:
         return None
     return ConsumerDeleted(topic.topic_id, now_ms, name)
 
 
 def apply_consumer(topic: Topic, lsn: int, entry: ConsumerMoved | ConsumerDeleted) -> Applied:
-    """Make, move or forget a consumer, or let caps leave something else to it."""
+    """Create, move or delete a consumer, or change its hold."""
     consumers = topic.consumers
     consumers.unstage(lsn, entry.consumer)
     if isinstance(entry, ConsumerDeleted):

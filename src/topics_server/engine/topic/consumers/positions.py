@@ -1,8 +1,8 @@
-"""Where the consumers of one topic are, applied or in flight. Pure.
+"""The positions of one topic's consumers, applied or in flight. Pure.
 
-A consumer is a name with a seq: its reader has finished every record up to there. Entries in flight
-count when the next one is decided, and are undone as a suffix. Changed by `topic` (staging) and
-`changes` (applying).
+A consumer is a name with a seq: its reader has finished every record up to that seq. Entries in
+flight count when the next one is decided, and are undone as a suffix. Changed by `topic` (staging)
+and `changes` (applying).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from topics_server.values.model import ConsumerHold
 
 
 class ConsumerAt(msgspec.Struct):
-    """One consumer; times in ms. `seen_ts`: its last call; None: none since the start.
+    """One consumer; times in ms. `seen_ts`: its last call; None: no call since the start.
 
-    `hold`: what caps leave to it.
+    `hold`: the records that caps keep for it.
     """
 
     seq: int
@@ -30,7 +30,7 @@ class ConsumerAt(msgspec.Struct):
 
 
 class Place(NamedTuple):
-    """Where a consumer is, and what caps leave to it."""
+    """A consumer's position, and its hold: the records that caps keep for it."""
 
     seq: int
     hold: ConsumerHold | None
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 class Consumers:
     """The consumers of a topic by name; `known` are the applied ones.
 
-    `holding`: at least those that caps leave something to, applied or in flight.
+    `holding`: a superset of the consumers with a hold, applied or in flight.
     """
 
     __slots__ = ("_staged", "holding", "known")
@@ -47,11 +47,11 @@ class Consumers:
     def __init__(self) -> None:
         self.known: dict[str, ConsumerAt] = {}
         self.holding: frozenset[str] = frozenset()
-        # By name: lsn and place of the entries in flight, oldest first; None: it is deleted.
+        # By name: the lsn and place of each entry in flight, oldest first; place None: a delete.
         self._staged: dict[str, list[tuple[int, Place | None]]] = {}
 
     def newest(self, name: str) -> Place | None:
-        """Where a consumer will be with all that is in flight; None: it will not exist."""
+        """A consumer's place after all entries in flight; None: it will not exist."""
         staged = self._staged.get(name)
         if staged:
             return staged[-1][1]
@@ -59,7 +59,7 @@ class Consumers:
         return None if known is None else Place(known.seq, known.hold)
 
     def holds(self) -> list[tuple[int, ConsumerHold]]:
-        """The seq and the hold of each consumer that has one, with all that is in flight."""
+        """The seq and the hold of each consumer that has a hold, after all entries in flight."""
         found: list[tuple[int, ConsumerHold]] = []
         for name in self.holding:
             place = self.newest(name)
@@ -68,13 +68,13 @@ class Consumers:
         return found
 
     def staged_lsn(self, name: str) -> int | None:
-        """The newest entry in flight of a consumer."""
+        """The lsn of a consumer's newest entry in flight."""
         staged = self._staged.get(name)
         return staged[-1][0] if staged else None
 
     @property
     def count(self) -> int:
-        """How many there are, those included that are being made."""
+        """The number of consumers, including those that are being created."""
         known = self.known
         return len(known) + sum(name not in known for name in self._staged)
 
@@ -92,7 +92,7 @@ class Consumers:
         self._staged.setdefault(name, []).append((lsn, place))
 
     def unstage(self, lsn: int, name: str) -> None:
-        """Forget an entry that was applied or has failed; in replay none was in flight."""
+        """Forget an entry that was applied or has failed; in replay no entry was in flight."""
         staged = [kept for kept in self._staged.get(name, ()) if kept[0] != lsn]
         if staged:
             self._staged[name] = staged
@@ -101,7 +101,7 @@ class Consumers:
         self.note_hold(name)
 
     def note_hold(self, name: str) -> None:
-        """A consumer has changed: note whether caps leave something to it."""
+        """Note whether a changed consumer has a hold."""
         known = self.known.get(name)
         if known is not None and known.hold is not None:
             self.holding |= {name}

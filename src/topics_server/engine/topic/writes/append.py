@@ -1,8 +1,8 @@
-"""Appends to one topic: what a call may append, and what an append changes. Pure.
+"""Appends to one topic: decides and applies them. Pure.
 
-`decide_append` and `decide_page` look at the visible state plus all that is staged, change nothing
-and return an entry or refuse. `apply_append` performs an entry and never fails. Called by
-`engine/store`, `engine/stream_writes` and `apply`.
+`decide_append` and `decide_page` read the visible and the staged state, change nothing, and return
+an entry or raise an error. `apply_append` applies an entry and never fails. Called by
+`engine/appends`, `engine/stream_writes` and `apply`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def decide_append(
 ) -> RecordsAppended | Duplicate | StampRepeated:
     """An append with its seqs, time and floor, or the request that it repeats.
 
-    `source`: the origin of moved records; they were within the limits once, and the server's
-    stamps on them do not count. `producer`: the producer and the number of its request; its
-    repeat counts before a repeated idempotency key. `check`: of the append's condition, which
-    counts only for what repeats nothing. Where each record has a key, the entry has the records
-    whose keys are new.
+    `source`: the origin of moved records; these were within the limits before, and the server's
+    stamps on them do not count. `producer`: the producer and the number of its request; a repeated
+    request is detected before a repeated idempotency key. `check`: the check of the append's
+    condition; it is ignored if the append is a repeat. If each record has a key, the entry has only
+    the records whose keys are new.
 
     Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full, and
     the errors of `Producers.check`, `ConditionCheck.decide` and `StreamState.check`.
@@ -181,7 +181,7 @@ def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
 
 
 def _apply_page(topic: Topic, entry: RecordsAppended, page: RouterPage) -> int:
-    """Apply a router page's effects beside its records.
+    """Apply the effects of a router page other than its records.
 
     Returns how many seqs have no record.
     """
@@ -196,7 +196,7 @@ def _apply_page(topic: Topic, entry: RecordsAppended, page: RouterPage) -> int:
 def _replay_records(
     topic: Topic, lsn: int, entry: RecordsAppended, decoded: DecodedAppend, first_seq: int
 ) -> None:
-    """Replay: the records up to the head are included; seqs above it are a hole."""
+    """Replay: records up to the head are included already; the seqs above it become a hole."""
     log = topic.log
     log.jump_head(first_seq - 1, LossReason.DAMAGED)
     log.note_replayed(first_seq + decoded.count - 1)

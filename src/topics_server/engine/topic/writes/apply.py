@@ -1,7 +1,8 @@
-"""Performs any entry of a topic: all changes of visible state by entries begin here. Pure.
+"""Applies any entry of a topic: all changes of visible state by entries begin here. Pure.
 
-`apply_entry` never fails. An entry with an lsn up to `applied_lsn` is in already and changes
-nothing: replay meets entries that a snapshot holds. Called by `registry`, live and in replay.
+`apply_entry` never fails. An entry with an lsn up to `applied_lsn` is already included and changes
+nothing: replay also reads entries that a snapshot includes. Called by `registry`, live and in
+replay.
 """
 
 from __future__ import annotations

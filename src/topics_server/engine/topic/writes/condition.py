@@ -1,10 +1,10 @@
-"""Conditions of writes: what must hold of a topic when a write is decided. Pure.
+"""Conditions that a topic must meet when a write is decided. Pure.
 
-A condition is about visible records. A staged record may still fail, so a conflict with one is
-undecided until its entry is applied; so is a condition while records are left to search. Records
-only die and never change, so no record is searched twice (`_clear_seq`); sealed records
-are searched off the loop (`engine/conditions`). Replay never evaluates a condition. Called by the
-`decide` functions of appends and by the calls of `engine`.
+A condition applies to visible records. A staged record may still fail, so a conflict with a staged
+record is undecided until its entry is applied. A condition is also undecided while there are more
+records to search. Records only die and never change, so no record is searched twice (`_clear_seq`);
+sealed records are searched off the loop (`engine/conditions`). Replay never evaluates a condition.
+Called by the `decide` functions of appends and by the calls of `engine`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from topics_server.values.entries import RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import TagMatch
 
-# Records that one decision examines, and look-ups that its filter makes, before it yields to the
-# loop.
+# One decision examines at most this many records, and its filter makes at most this many look-ups,
+# before it yields to the loop.
 _ROWS_MAX: Final = 2048
 _LOOKUPS_MAX: Final = 8192
-# From so many rows on, the tag index of a block is asked instead of every row; the index counts as
-# so many.
+# From this many rows on, the tag index of a block is used instead of examining every row; using it
+# counts as this many rows.
 _INDEXED_ROWS_MIN: Final = 256
 
 
 class Condition(msgspec.Struct, frozen=True, gc=False):
-    """The demands of a write on its topic; None: no demand.
+    """The requirements of a write on its topic; None: no requirement.
 
-    `none_match`: no live record behind `after` passes. `code`: the error if it does not hold.
+    `none_match`: no live record after `after` may pass this filter. `code`: the error if the
+    condition is not met.
     """
 
     exists: bool | None = None
@@ -49,7 +50,7 @@ class Condition(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConditionCounts:
-    """How many conditions held and how many did not, since the process started."""
+    """How many conditions were met and how many were not, since the process started."""
 
     __slots__ = ("failed", "met")
 
@@ -61,7 +62,7 @@ class ConditionCounts:
 class UndecidedError(Exception):
     """The condition cannot be decided now: decide again.
 
-    `lsn`: once this entry of the topic is applied or has failed; None: once more was searched.
+    `lsn`: wait until this entry of the topic is applied or has failed; None: search further.
     """
 
     def __init__(self, topic: Topic, lsn: int | None) -> None:
@@ -85,7 +86,7 @@ class ConditionCheck:
     # -- deciding --------------------------------------------------------------------------
 
     def decide_absent(self, name: str) -> None:
-        """Raise the condition's error unless it holds of a topic that does not exist."""
+        """Raise the condition's error unless a topic that does not exist meets it."""
         condition = self.condition
         detail: dict[str, object] = {"topic": name, "reason": "absent"}
         if condition.exists or condition.epoch is not None:
@@ -95,7 +96,7 @@ class ConditionCheck:
         self._counts.met += 1
 
     def decide(self, topic: Topic, now_ms: int) -> None:
-        """Raise the condition's error unless it holds, or `UndecidedError`."""
+        """Raise the condition's error if it is not met, or `UndecidedError`."""
         condition, log = self.condition, topic.log
         if condition.exists is False:
             raise self._failed(f'topic "{topic.name}" exists', _detail(topic, "exists"))
@@ -133,19 +134,19 @@ class ConditionCheck:
         self._search_staged(topic, wanted, rows_left)
 
     def _begin(self, topic: Topic, wanted: Filter) -> None:
-        """The first decision that has to search in this topic."""
+        """Begin the search: the first decision that must search this topic."""
         self._topic = topic
-        # Segments of a topic that was created again have the ids of the old one's.
+        # The segments of a recreated topic may have the same ids as those of the old one.
         self.found = {}
-        # Made once a record has to be looked at by itself.
+        # Made when the first single record must be examined.
         self._matcher: Matcher | None = None
         self._tags = _any_of_tags(wanted)
-        # The tags themselves, if there is no prefix among them.
+        # The exact tags, if none of them is a prefix.
         self._exact = None if self._tags is None else _exact(self._tags)
         # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
         self._clear_seq = self.condition.after
         self._clear_lsn = 0
-        # Nor any of the first records that the next staged entry holds, up to this number.
+        # Nor do the first records of the next staged entry pass, up to this number.
         self._clear_count = 0
 
     def _search_log(self, topic: Topic, wanted: Filter, rows_left: int) -> int:
@@ -178,7 +179,7 @@ class ConditionCheck:
     def _search_run(
         self, run: Run, wanted: Filter, first_row: int, rows_left: int
     ) -> tuple[int, int, int]:
-        """The first live row that passes, or -1; the end of the rows examined; their cost."""
+        """The first live row that passes, or -1; the end of the examined rows; their cost."""
         dead = run.dead
         if isinstance(run, TailBlock):
             if self._tags is not None and run.count - first_row >= _INDEXED_ROWS_MIN:
@@ -210,7 +211,7 @@ class ConditionCheck:
                 continue
             entry = staged.entry
             if not isinstance(entry, RecordsAppended) or entry.slot_count:
-                # Its slots will be a hole.
+                # The slots of the run will become a hole.
                 raise UndecidedError(topic, staged.lsn)
             assert entry.decoded is not None, "a live append is decoded"
             first = max(self._clear_count, after + 1 - staged.first_seq)
@@ -227,7 +228,7 @@ class ConditionCheck:
     def _search_columns(
         self, topic: Topic, wanted: Filter, lsn: int, decoded: DecodedAppend, first: int
     ) -> None:
-        """Look at the records of a staged entry from `first` on, one by one."""
+        """Examine the records of a staged entry from `first` on, one by one."""
         matcher, tags, nodes = self._matcher_of(wanted), decoded.tags, decoded.nodes
         spent_max = matcher.spent + _LOOKUPS_MAX
         for index in range(first, decoded.count):
@@ -249,7 +250,7 @@ class ConditionCheck:
     # -- searching -------------------------------------------------------------------------
 
     def segments_to_search(self, topic: Topic, most: int) -> list[int]:
-        """Segments that the next decision needs and that were not searched, the oldest first."""
+        """Segments that the next decision needs and that are not searched yet, the oldest first."""
         wanted: list[int] = []
         if topic is not self._topic:
             return wanted
@@ -263,10 +264,9 @@ class ConditionCheck:
 
 
 def _is_clear(topic: Topic, log: Log, wanted: Filter, after: int) -> bool:
-    """Whether a look at the newest block shows that no record behind `after` has the tag.
+    """Whether the newest block alone shows that no record after `after` has the tag.
 
-    Nearly every condition is decided so. False: the look decides nothing, and the general decision
-    follows.
+    This decides nearly every condition. After False the general search must decide.
     """
     if not isinstance(wanted, TagLeaf) or len(wanted.matches) != 1 or not log.runs:
         return False
@@ -294,7 +294,7 @@ def _is_clear(topic: Topic, log: Log, wanted: Filter, after: int) -> bool:
 
 
 def _any_of_tags(wanted: Filter) -> tuple[TagMatch, ...] | None:
-    """The tags of a filter that is passed by any of them; None for any other filter."""
+    """The tags of a filter that passes records with any of them; None for any other filter."""
     match wanted:
         case TagLeaf(matches):
             return matches
@@ -308,7 +308,7 @@ def _any_of_tags(wanted: Filter) -> tuple[TagMatch, ...] | None:
 
 
 def _exact(tags: tuple[TagMatch, ...]) -> frozenset[str | None] | None:
-    """The texts of tags none of which is a prefix."""
+    """The texts of the tags; None if one of them is a prefix."""
     if len(tags) == 1:
         (only,) = tags
         return None if only.is_prefix else frozenset((only.text,))
@@ -318,7 +318,7 @@ def _exact(tags: tuple[TagMatch, ...]) -> frozenset[str | None] | None:
 
 
 def _is_trimmed(topic: Topic, after: int, now_ms: int) -> bool:
-    """Whether a record behind `after` was lost or has expired."""
+    """Whether a record after `after` was lost or has expired."""
     log = topic.log
     if after >= log.head_seq:
         return False

@@ -1,7 +1,7 @@
 """The life of one topic: configure, drop, reserve seqs, stream facts. Pure.
 
-The registry decides creations (`registry.decide_create`). Called by `engine/store`, `stream_writes`
-and `apply`.
+The registry decides creations (`registry.decide_create`). Called by `engine/topic_admin`,
+`engine/appends` and `apply`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from topics_server.values.model import Durability, LossReason, TopicConfig
 def decide_put(topic: Topic, config: TopicConfig, now_ms: int) -> TopicPut | None:
     """A new configuration; None if it is unchanged.
 
-    A changed cap or TTL carries the current floor of the old one, so that no lost record
-    returns. Raises `topic_exists_incompatible` for another type.
+    The entry of a changed cap or TTL includes the floor of the old one, so that no lost record
+    comes back. Raises `topic_exists_incompatible` for another type.
     """
     old = topic.config
     if config.type is not old.type:
@@ -34,7 +34,7 @@ def decide_put(topic: Topic, config: TopicConfig, now_ms: int) -> TopicPut | Non
     holds = topic.consumers.holds()
     floor = retention.standing_floor(topic.log, topic.staging, old, now_ms, holds)
     if floor is None and topic.is_ephemeral and topic.log.evict_floor > 1:
-        # Appends that moved the floor until now left no frame.
+        # Appends that moved the floor so far have no frame.
         floor = Floor(topic.log.evict_floor, topic.log.losses.ranges[-1].reason)
     return TopicPut(
         topic_id=topic.topic_id,
@@ -62,10 +62,10 @@ def decide_drop(topic: Topic, now_ms: int, *, if_empty: bool = False) -> TopicDr
 
 
 def decide_reservation(topic: Topic, count: int) -> HeadReserved | None:
-    """A higher ceiling, when `count` more records come near the last one or pass it.
+    """A higher ceiling, if `count` more records come near the last ceiling or pass it.
 
     Submit it before their append, which then waits for it in the FIFO if necessary. Class fsync
-    needs none: there every head is synced.
+    needs no ceiling, because every head is synced.
     """
     if topic.config.durability is Durability.FSYNC:
         return None
@@ -76,20 +76,20 @@ def decide_reservation(topic: Topic, count: int) -> HeadReserved | None:
 
 
 def apply_put(topic: Topic, entry: TopicPut) -> Applied:
-    """Take over a configuration, with the head and the floor that the entry fixed."""
+    """Set a configuration, with the head and the floor that are in the entry."""
     assert entry.topic_id == topic.topic_id
     log = topic.log
     reason = LossReason.RESTART if topic.is_ephemeral else LossReason.DAMAGED
     log.jump_head(entry.head_seq, reason)
     if not topic.is_ephemeral or entry.config.durability is not Durability.EPHEMERAL:
-        # Unless the class is ephemeral on either side, captures and segments hold the records.
+        # Unless the old or the new class is ephemeral, captures and segments have the records.
         topic.journaled_seq = log.head_seq
     topic.config = entry.config
     return NOTIFY if entry.floor is None else apply_floor(topic, entry.floor)
 
 
 def apply_stream(topic: Topic, lsn: int, entry: StreamChanged) -> Applied:
-    """Take over the facts of a stream; readers hear that it was closed or is whole."""
+    """Set the facts of a stream; notify readers if it was closed or its copy is complete."""
     if entry.producer is not None:
         topic.producers.accept(entry.producer, entry.first_seq, 0, entry.ts)
     stream = topic.as_stream()

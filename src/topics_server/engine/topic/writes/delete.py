@@ -1,7 +1,7 @@
-"""Deletes and moved floors of one topic: which records go, and what that changes. Pure.
+"""Deletes and moved floors of one topic: decides and applies them. Pure.
 
-A delete fixes the exact seqs it hits, by range or by tag. A floor moves by TTL, or by a cap that
-was tightened. Called by `engine/store` (deletes), `engine/background/sealer` (expiry) and `apply`.
+The entry of a delete, by range or by tag, has the exact seqs. A floor moves by TTL, or by a cap
+that was tightened. Called by `engine/deletes`, `engine/background/sealer` (expiry) and `apply`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _NO_BLOCKS: Final[Mapping[TailBlock, Rows]] = MappingProxyType({})
 
 
 def segments_to_search(topic: Topic, before_seq: int | None, now_ms: int) -> list[int]:
-    """Segments that a delete by tag has to search, off the loop."""
+    """Segments that a delete by tag must search, off the loop."""
     first, last = _delete_range(topic, before_seq, now_ms)
     return deletion.segments_to_search(topic.log, first, last)
 
 
 def blocks_to_search(topic: Topic, before_seq: int | None, now_ms: int) -> list[TailBlock]:
-    """Unsealed blocks that a delete by tag has to search; there may be thousands."""
+    """Unsealed blocks that a delete by tag must search; there may be thousands."""
     first, last = _delete_range(topic, before_seq, now_ms)
     return deletion.blocks_to_search(topic.log, first, last)
 
@@ -40,9 +40,9 @@ def decide_delete(
     now_ms: int,
     block_hits: Mapping[TailBlock, Rows] = _NO_BLOCKS,
 ) -> RecordsDeleted | None:
-    """A delete with its exact seqs, at this point in time; None if it hits nothing.
+    """A delete with the exact seqs as of now; None if it deletes nothing.
 
-    `hits`: rows by segment for every segment of `segments_to_search` as it is *now*; unused
+    `hits`: the matching rows of every segment that `segments_to_search` returns *now*; unused
     without a `match`. `block_hits`: rows of the unsealed blocks that were searched before.
     """
     assert before_seq is not None or match is not None
@@ -73,7 +73,7 @@ def _delete_range(topic: Topic, before_seq: int | None, now_ms: int) -> tuple[in
 
 
 def apply_delete(topic: Topic, entry: RecordsDeleted) -> Applied:
-    """Take the records out of the log; rows of sealed files become pending flips."""
+    """Remove the records from the log; rows of sealed files become pending flips."""
     log, seqs = topic.log, entry.seqs
     if seqs is not None:
         assert seqs[-1] <= log.head_seq, "seqs of a live delete exist"
@@ -84,7 +84,7 @@ def apply_delete(topic: Topic, entry: RecordsDeleted) -> Applied:
         return Applied(True, deleted, flips, log.dead_segments())
     firsts, lasts = deletion.columns_of(entry.firsts, entry.lasts)
     if len(lasts) and int(lasts[-1]) > log.head_seq:
-        # The seqs were handed out, even if their records left no frame (class ephemeral).
+        # The seqs were assigned, even if their records have no frame (class ephemeral).
         log.jump_head(int(lasts[-1]), LossReason.RESTART)
     deleted, flips = log.delete(firsts, lasts)
     topic.files.add_pending(flips)
@@ -93,10 +93,10 @@ def apply_delete(topic: Topic, entry: RecordsDeleted) -> Applied:
 
 
 def apply_floor(topic: Topic, floor: Floor) -> Applied:
-    """Raise the floor; segments without a live record are due to be dropped."""
+    """Raise the floor; segments without a live record must be dropped."""
     log = topic.log
     log.raise_floor(floor)
-    # Only the front can have died.
+    # Only records at the front can have died.
     if log.sealed_count and log.runs[0].live_count == 0:
         return Applied(notify=True, dead_segments=log.dead_segments())
     return NOTIFY

@@ -1,6 +1,6 @@
 """Idempotency keys of appends, and appends that have one for each record. Pure.
 
-Record i of a call has the key `base:i`, in the same memory as the keys of whole calls. Such a call
+Record i of a call has the key `base:i`, which is stored like the keys of whole calls. Such a call
 appends the records whose keys are unknown, in one entry; the first payload of a key wins. Called by
 `append`.
 """
@@ -22,7 +22,7 @@ _IDEMPOTENCY_DECODER: Final = msgspec.json.Decoder(Literal["per_record"] | None)
 
 
 def check_key(key: str | None, header_key: str | None) -> str | None:
-    """The valid idempotency key: the body's wins. Raises `invalid_request`."""
+    """The checked idempotency key; the body's key wins. Raises `invalid_request`."""
     field = "idempotency_key"
     if key is None:
         key, field = header_key, "Idempotency-Key"
@@ -32,7 +32,7 @@ def check_key(key: str | None, header_key: str | None) -> str | None:
 
 
 def is_per_record(idempotency: bytes) -> bool:
-    """Whether a call's `idempotency` asks for a key for each record. Raises `invalid_request`."""
+    """Whether a call's `idempotency` requests a key for each record. Raises `invalid_request`."""
     try:
         sent = _IDEMPOTENCY_DECODER.decode(idempotency)
     except msgspec.DecodeError:
@@ -41,7 +41,7 @@ def is_per_record(idempotency: bytes) -> bool:
 
 
 def check_base_key(key: str | None, header_key: str | None, count: int) -> str:
-    """The key that `count` records derive theirs from. Raises `invalid_request`."""
+    """The base of the keys of `count` records, checked. Raises `invalid_request`."""
     field = "idempotency_key" if key is not None else "Idempotency-Key"
     base = check_key(key, header_key)
     if base is None:
@@ -59,10 +59,10 @@ def check_base_key(key: str | None, header_key: str | None, count: int) -> str:
 def missing_records(
     topic: Topic, decoded: DecodedAppend, body: bytes, header_key: str | None, now_ms: int
 ) -> tuple[DecodedAppend, bytes] | Duplicate:
-    """The append of the records whose keys are unknown, with its body; or the original of all.
+    """The append of the records with unknown keys, and its body; or the original of all.
 
-    A key of a call with several records stands for the first of them. Raises `invalid_request`
-    without a base key, or if a derived one is too long.
+    The key of a whole call with several records stands for the first of them. Raises
+    `invalid_request` without a base key, or if a derived one is too long.
     """
     base = check_base_key(decoded.idempotency_key, header_key, decoded.count)
     names = record_keys(base, range(decoded.count))
