@@ -139,7 +139,7 @@ class KeptJobs:
             self._places.take_out(together, at_ms)
 
     def forget_below(self, seq: int) -> None:
-        """Every record below the floor is gone."""
+        """Forget every record below the floor."""
         first = self._floor_seq
         if seq > first:
             self._floor_seq = seq
