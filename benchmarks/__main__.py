@@ -1,6 +1,6 @@
 """`python -m benchmarks`: run the named cases; print, store and draw their results.
 
-Exit code 0 if every case was measured, whatever the verdicts: a missed bar is a result. 1 if a case
+Exit code 0 if every case was measured, even if a bar is missed, which is a result. 1 if a case
 could not be measured, 2 for wrong arguments.
 """
 

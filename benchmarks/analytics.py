@@ -3,13 +3,13 @@
     scan      six queries over segments, Parquet (zstd) and JSON lines of the same records
     scaling   full scans of more and more records, and of the same records in more segments
     export    rows a second of `topics export`
-    plan      10,000 segments planned on the driver, and a stream's trigger behind them
+    plan      10,000 segments planned on the driver, and a stream's trigger after them
     compare   scan and plan of another build (--base ROOT) and of this one, in turns
     beside    a server's append latencies, without and with a full scan on the same machine
     cluster   full scans by two workers, from an archive on an S3 server and from the disk
 
-Sides take turns, round by round, and the fastest round of each counts: on a noisy machine it is
-closest to the cost of the work itself. Results are printed, and stored with --json FILE.
+Sides take turns, round by round, and the fastest round of each counts: on a noisy machine this
+round is closest to the cost of the work itself. Results are printed, and stored with --json FILE.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def sink(frame: Any) -> None:
-    """Make every row and keep none."""
+    """Compute every row and discard it."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def queries(records: int) -> dict[str, Query]:
-    """The queries by name; a frame has all columns."""
+    """The queries by name. Each takes a frame with all columns."""
     low = START_MS + STEP_MS * records // 2
     high = low + STEP_MS * records // 100
 
@@ -66,7 +66,9 @@ def queries(records: int) -> dict[str, Query]:
         return frame.selectExpr(*fields).groupBy("k").agg({"a": "sum"})
 
     def typed_field(frame: Any) -> Any:
-        """Type payloads by a schema: the source's own option, or Spark's `from_json` for texts."""
+        """Give payloads types by a schema: with the source's own option, or with Spark's
+        `from_json` for texts.
+        """
         if dict(frame.dtypes)["data"] == "string":
             frame = frame.selectExpr(f"from_json(data, '{FIELDS}') data")
         return frame.groupBy("data.kind").agg({"data.amount": "sum"})
@@ -100,12 +102,12 @@ class Sides:
             frame.write.mode("overwrite").json(self.json)
 
     def segments(self, columns: str | None = None) -> Any:
-        """Our source; a schema prunes the columns, as in users' jobs."""
+        """A frame of our source. A schema selects the columns, as in users' jobs."""
         reader = self.spark.read.format("topics").option("warn", "false")
         return (reader.schema(columns) if columns else reader).load(self.data_dir)
 
     def frame(self, side: str, query: str) -> Any:
-        """The frame with which a query of a side begins."""
+        """The frame on which a query of a side runs."""
         if side == "parquet":
             return self.spark.read.parquet(self.parquet)
         if side == "json":
@@ -146,7 +148,9 @@ def scan(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def scaling(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Full scans by size, and by number of segments at one size: packed, and one task a file."""
+    """Full scans by size, and by number of segments at one size: packed, and with one task for each
+    file.
+    """
     found: dict[str, Any] = {"records": {}, "segments": {}}
 
     from spark_jobs.reader.listing import list_segments
@@ -256,7 +260,7 @@ def _many_segments(given: argparse.Namespace) -> Path:
 
 
 def plan(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """The driver's cost of 10,000 segments, for this build."""
+    """The driver's cost of planning 10,000 segments, for this build."""
     found = _planned(ROOT, _many_segments(given))
     say(", ".join(f"{name} {value}" for name, value in found.items()))
     return found
@@ -265,8 +269,8 @@ def plan(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 def compare(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Scan and plan of two builds in turns: base, this, base, this; the faster turn of each counts.
 
-    Each build runs its own benchmark with its own interpreter on the same files, which the base
-    makes: a newer build reads the files of an older one.
+    Each build runs its own benchmark with its own interpreter on the same files. The base makes the
+    files, because a newer build reads the files of an older one.
     """
     if given.base is None:
         raise SystemExit("compare: --base names the checkout of the other build, with its .venv")
@@ -344,9 +348,9 @@ CASES: Final = {
     "beside": beside,
     "cluster": cluster,
 }
-# The default: all of these.
+# All of these run by default.
 USUAL: Final = ("scan", "scaling", "export", "plan", "beside")
-# Run only when named: they start processes of their own, and another JVM would disturb them.
+# These run only when named: they start processes of their own, which another JVM would disturb.
 WITHOUT_SPARK: Final = frozenset({"plan", "compare", "export", "cluster"})
 
 

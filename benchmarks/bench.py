@@ -1,7 +1,7 @@
 """The tools of a case: options, a scratch folder, servers, the load generator, interleaved rounds.
 
-One `Bench` serves one case and cleans up after it: when the `with` block ends, also by an error,
-its processes are ended and its folder is removed. Made by `__main__`.
+One `Bench` serves one case: when the `with` block ends, also by an error, it ends the processes and
+removes the folder. `__main__` makes it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ Side = Callable[[], Sample]
 
 
 class HasCost(Protocol):
-    """A server of which the kernel counts the CPU time: ours, the floor, a peer."""
+    """A server whose CPU time the kernel counts: ours, the floor, a peer."""
 
     def cpu_seconds(self) -> float:
-        """CPU time so far, with that of child processes."""
+        """CPU time so far, child processes included."""
         ...
 
 
@@ -80,7 +80,7 @@ class Bench:
     ) -> ServerProcess:
         """Start our server on the scratch directory `name`, which is kept if it exists.
 
-        `command`: that of another build.
+        `command`: the command of another build.
         """
         server = start_server(self.folder / name, settings, command or self.options.command)
         self._servers.append(server)
@@ -93,7 +93,7 @@ class Bench:
         return self.owned(start_floor(self.folder, name, reply))
 
     def owned(self, process: ServerProcess) -> ServerProcess:
-        """A process that the case started itself: it is ended with the others."""
+        """Add a process that the case started itself; it is ended with the others."""
         self._servers.append(process)
         return process
 
@@ -116,7 +116,7 @@ class Bench:
     ) -> Sample:
         """Run closed-loop load for one round, then wait until the server is idle.
 
-        The sample has the server's CPU time a request. `stamp`: see `load`.
+        The sample includes the server's CPU time per request. `stamp`: see `load`.
         """
         return self.costed(
             server,
@@ -132,8 +132,9 @@ class Bench:
 
     @staticmethod
     def costed(server: HasCost, side: Side) -> Sample:
-        """Run one round and add the server's CPU time a request; returns when the server is
-        idle.
+        """Run one round, and add the server's CPU time per request.
+
+        Returns once the server is idle.
         """
         before = server.cpu_seconds()
         sample = side()
@@ -157,8 +158,9 @@ class Bench:
     def interleave(
         self, sides: Mapping[str, Side], *, rounds: int | None = None, warm: bool = True
     ) -> dict[str, list[Sample]]:
-        """Run every side once a round, with another side first each round; measure the noise in
-        between.
+        """Run every side once in each round, with another side first each time.
+
+        Measures the machine's noise in between.
 
         `warm`: run one round before, and discard it.
         """
@@ -192,8 +194,9 @@ class Bench:
 
 
 def settle(server: HasCost) -> None:
-    """Wait until a server is idle; otherwise the next side pays for sealing this round's
-    records.
+    """Wait until a server is idle.
+
+    Otherwise the sealing of this round's records would slow the next side.
     """
     for _ in range(SETTLE_TURNS):
         before = server.cpu_seconds()

@@ -1,8 +1,8 @@
 """`python -m benchmarks.analytics cluster`: Spark on two workers, from an archive and from a disk.
 
-A server ships sealed segments to a real S3 server (versitygw, as `./run test-s3` builds it). A
-cluster of two worker processes then reads the same rows from the archive, by ranges of objects and
-with the credentials in its environment only, and from the server's data directory, in turns. Each
+A server ships sealed segments to a real S3 server (versitygw, which `./run test-s3` builds). A
+cluster of two worker processes then reads the same rows in turns from the archive, by ranges of
+objects and with credentials only in its environment, and from the server's data directory. Each
 full scan sums a hash of every column of every row, so the two sides must agree on every byte.
 """
 
@@ -33,7 +33,7 @@ BUCKET: Final = "benchmark"
 ARCHIVED_WITHIN_S: Final = 600.0
 # Records of one append.
 APPENDED: Final = 1_000
-# Run by an interpreter of its own: its environment is what the executors have.
+# A new interpreter runs this, because the executors inherit its environment.
 SCRIPT: Final = """
 import json, os, sys, time
 from spark_jobs.session import spark_session
@@ -100,7 +100,7 @@ def cluster(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _archive(data_dir: Path, records: int, url: str, keys: dict[str, str]) -> None:
-    """Have a server take these records, seal and ship them all, and stop it."""
+    """Let a server take these records, seal and ship all of them, then stop it."""
     settings = {
         "TOPICS_ARCHIVE_URL": url,
         "TOPICS_ARCHIVE_RATE_BYTES": "0",
@@ -114,7 +114,7 @@ def _archive(data_dir: Path, records: int, url: str, keys: dict[str, str]) -> No
             last = min(first + APPENDED - 1, records)
             server.expect("POST", "/v0/topics/events", _appended(range(first, last + 1)))
         server.expect("POST", "/v0/admin/seal")
-        # A base that was under way may have begun before the seal: so two are waited for.
+        # A running base may have begun before the seal, so wait for two bases.
         for _ in range(2):
             _wait_for_base(server)
 
@@ -130,7 +130,7 @@ def _appended(numbers: range) -> bytes:
 
 
 def _wait_for_base(server: ServerProcess) -> None:
-    """Return once a base is in the archive that is newer than the newest one now."""
+    """Wait until the archive has a base that is newer than its newest base now."""
     before, deadline = _base_ts(server), time.monotonic() + ARCHIVED_WITHIN_S
     while _base_ts(server) <= before:
         if time.monotonic() > deadline:

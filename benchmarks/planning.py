@@ -1,7 +1,7 @@
 """The driver's cost of many segments: planning a read of them, and a stream's trigger.
 
-Run by `python -m benchmarks.analytics plan` and `compare`, in a process of its own: the memory is
-the process's peak minus that of its imports. It uses the `spark_jobs` of its interpreter, so the
+Run by `python -m benchmarks.analytics plan` and `compare`, in a new process: the memory is the peak
+of the process minus the peak after its imports. It uses the `spark_jobs` of its interpreter, so the
 same file measures another build: `OTHER/.venv/bin/python benchmarks/planning.py DIR`. DIR is a data
 directory of one topic. Prints a line of JSON; times are seconds, sizes MB.
 """
@@ -39,7 +39,7 @@ def main(data_dir: str) -> dict[str, Any]:
 
     from spark_jobs.datasource import TopicsReader
 
-    # Builds before the folders had both modules beside `datasource`.
+    # Older builds, without folders, had both modules next to `datasource`.
     folder = "spark_jobs.reader" if importlib.util.find_spec("spark_jobs.reader") else "spark_jobs"
     parse_options = importlib.import_module(f"{folder}.options").parse_options
     TopicsStreamReader = importlib.import_module(f"{folder}.streaming").TopicsStreamReader

@@ -59,7 +59,7 @@ def blocks(first_seq: int, count: int) -> Iterator[Block]:
 
 
 def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "events") -> Path:
-    """A data directory with one topic of this many records; made once and then reused."""
+    """A data directory with one topic of `records` records, which is made once and then reused."""
     done = folder / f"made-{records}-{per_segment}"
     data_dir = folder / f"sealed-{records}-{per_segment}"
     if done.exists():
@@ -85,7 +85,7 @@ def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "even
     listed = tuple(entries)
     config = msgspec.to_builtins(TopicConfig())
     manifest = Manifest(1, topic, 1, config, records, 0, (), len(listed) + 1, listed)
-    # Sync once and not after every segment: ten thousand are made in seconds.
+    # Sync once and not after every segment, so that ten thousand segments take seconds.
     (target / layout.MANIFEST).write_bytes(encode_manifest(manifest))
     done.touch()
     return data_dir

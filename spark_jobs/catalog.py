@@ -1,4 +1,6 @@
-"""The jobs by name, with a line each; `topics jobs` lists them without starting Spark."""
+"""The jobs by name, with a one-line description; `topics jobs` lists them without starting
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -17,5 +19,5 @@ JOBS: Final = {
 }
 # Packages that jobs without Spark need; see `running.installing`.
 WITHOUT_SPARK: Final = {"to_iceberg": "iceberg"}
-# Jobs whose output is a lake, which a pipeline has already: they are no jobs of its days.
+# Jobs that write a lake. A pipeline has its own lake, so it cannot run them by day.
 LAKES: Final = ("to_parquet", "to_iceberg")

@@ -2,10 +2,10 @@
 
 A place is a data directory, or an archive in a folder or a bucket.
 
-Needs Spark 4.0. Spark pushes filters down from 4.1 on, once `register` has switched that on;
-streams need 4.2 (their limits). The driver makes the listing once, when it plans the read: all
-tasks of one DataFrame's plan see one state of each topic. Batches are Arrow batches and never
-Python rows.
+Needs Spark 4.0. From 4.1 on, Spark pushes filters down if `register` has enabled it; streams need
+4.2, because of their limits. The driver makes the listing once, when it plans the read: all tasks
+of one DataFrame's plan read the same state of each topic. Batches are Arrow batches, never Python
+rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _NOTE: Final = "topics.options"
-# Field types within data, beside arrays and structs of them: those that Arrow's JSON reader makes.
+# The types of fields within data, besides arrays and structs: the types that Arrow's JSON reader
+# makes.
 _FIELD_TYPES: Final = {
     "string": "string",
     "bigint": "int64",
@@ -80,8 +81,8 @@ class TopicsDataSource(DataSource):
 def _noted(parsed: SourceOptions, options: Mapping[str, str]) -> Any:
     """The schema of a table that is being created, with its options in the first column's metadata.
 
-    Spark's catalog keeps a table's schema and gives it to each read. It also keeps the options, but
-    up to 4.3 it gives them to no read of a Python source.
+    Spark's catalog stores a table's schema and passes it to each read. It also stores the options,
+    but up to 4.3 it does not pass them to reads of a Python source.
     """
     from pyspark.sql import types
 
@@ -182,7 +183,7 @@ class TopicsReader(DataSourceReader):
         return _PushFilters(self)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the Arrow batches of a partition; none if there was nothing to plan."""
+        """Yield the Arrow batches of a partition; yields none if the plan was empty."""
         from spark_jobs.reader.segments import read_segments
 
         segments = partition.segments if isinstance(partition, TopicsPartition) else []
@@ -193,8 +194,8 @@ class _PushFilters:
     """`pushFilters` of a reader, if Spark has such a method.
 
     Spark compares `reader.pushFilters.__func__` with the inherited method, and refuses a reader
-    that overrides it while the option for push-down is off. The source has to work with the option
-    on and off, so `__func__` here is the inherited method; Spark calls this object only while the
+    that overrides it while the option for push-down is off. The source must work with the option on
+    and off. So `__func__` is the inherited method here, and Spark calls this object only while the
     option is on.
     """
 
@@ -209,7 +210,10 @@ class _PushFilters:
 
 
 def warn_unsealed(listing: Listing, data_dir: str) -> None:
-    """Warn about unsealed records, which are not read, as of the last manifest of each topic."""
+    """Warn about unsealed records, which are not read.
+
+    The last manifest of each topic gives their number.
+    """
     if not listing.unsealed:
         return
     if listing.as_of_ts is not None:
@@ -252,10 +256,10 @@ def payloads(frame: Any, schema: str | None = None) -> Any:
     """Return the frame with `data` parsed: as a VARIANT, or by a schema in Spark's notation.
 
     A payload that is not JSON (or does not fit the schema) becomes null. Bytes become null if the
-    frame has `kind`; without `kind` their Base64 is parsed as a payload. Spark's own parser runs:
-    for VARIANT it is faster than the option `data`. For a schema it is slower than `payloadSchema`,
-    whose fields do not cross to Spark as JSON, but it supports all of Spark's types, and every
-    field that fits.
+    frame has `kind`; without `kind` their Base64 is parsed as a payload. This uses Spark's own
+    parser. For VARIANT it is faster than the option `data`. For a schema it is slower than
+    `payloadSchema`, whose fields are not passed to Spark as JSON. But it supports all types of
+    Spark, and keeps each field that fits.
     """
     from pyspark.sql import functions as F
 

@@ -1,10 +1,10 @@
 """`topics export`: writes records incrementally as Parquet, NDJSON or Arrow files by topic and day.
 
 A folder belongs to one export: `_export.json` names, for each topic, the next seq and every file
-with its seqs, size and SHA-256 (`exporting.ExportLedger`). The next run removes files that it does
-not name (of a run that was killed), and continues at the noted seqs. So each record is in exactly
-one file, whenever a run ends. Each incarnation of a topic is exported from its first record on;
-files of the previous incarnation stay.
+with its seqs, size and SHA-256 (`exporting.ExportLedger`). The next run removes the files of a
+killed run, which the manifest does not name, and continues at the stored seqs. So each record is in
+exactly one file, even if a run is killed. Each incarnation of a topic is exported from its first
+record on; files of the previous incarnation stay.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ from spark_jobs.running.outputs import (
 )
 
 ROWS_PER_FILE: Final = 500_000
-# Bytes of rows in memory at which a file ends, even if it has few rows.
+# A file ends at so many bytes of rows in memory, even if it has few rows.
 BYTES_PER_FILE: Final = 128 * 2**20
 
 
 class _Files:
-    """Collects rows of one topic into files: one a day, limited by rows and by bytes.
+    """Collects rows of one topic into files: at least one for each day, limited by rows and by
+    bytes.
 
     `changes` maps a file's last seq to the further state changes of its step.
     """
@@ -147,7 +148,9 @@ class Export:
             note(str(error))
 
     def _is_current(self, name: str, state: State, epoch: int | None) -> bool:
-        """Whether a source's incarnation is the exported one, or a newer one, which begins now."""
+        """Whether to export a source's incarnation: the exported one, or a newer one, whose export
+        begins here.
+        """
         known, is_new = state["epoch"], not state["files"] and state["next_seq"] == 1
         if epoch is None or known == epoch:
             return True
@@ -156,13 +159,13 @@ class Export:
         if known is None and (is_new or epoch == 1):
             self.ledger.step(name, epoch=epoch)
         else:
-            # An older version did not note the incarnation: exporting twice is better than not at
-            # all.
+            # An older version did not store the incarnation: exporting records twice is better than
+            # not at all.
             self._begin_anew(name, epoch)
         return True
 
     def _judge(self, name: str, source: Any, first: int, last: int) -> None:
-        """Check held-back seqs again: export them, hold them longer, or count them as gone."""
+        """Check held-back seqs again: export them, hold them longer, or count them as lost."""
         state = self.ledger.state(name)
         others = [each for each in state["held"] if tuple(each) != (first, last)]
         again: list[list[int]] = []
@@ -201,7 +204,7 @@ class Export:
             self.ledger.step(name, next_seq=reached)
 
     def _tell(self, name: str, lost: Sequence[str]) -> None:
-        """Print once which seqs were gone before they were read."""
+        """Print once which seqs were lost before they were exported."""
         known = self.ledger.state(name)["lost"]
         new = [each for each in lost if each not in known]
         for each in new:

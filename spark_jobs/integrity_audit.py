@@ -1,12 +1,12 @@
-"""Checks everything that sealed segments promise; for cron, with an exit code.
+"""Checks the files and seqs of sealed segments; for cron, with an exit code.
 
 Files: every listed segment exists; its header, index and each record pass their checksums; record
 and index agree; and each delete flag is one of the two kinds. Seqs: none occurs twice, and missing
-seqs between the first and the last are reported (segments of deleted records only are dropped, and
-holes are listed, so missing seqs are no damage by themselves; `--no-gaps` makes them one).
+seqs between the first and the last are reported (a segment whose records are all deleted is
+dropped, so missing seqs alone are no damage; with `--no-gaps` they are findings).
 
 The picture has a bar of each topic's seqs, in pieces: live, deleted, missing and damaged, with a
-verdict. A damaged seq counts as damaged only, whatever its flag says.
+verdict. A damaged seq counts only as damaged, whether its flag is live or deleted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS: Final = (
     ("live", "#2f855a"),
 )
 _COLOUR: Final = dict(KINDS)
-# Findings that the picture shows; the job counts and writes all.
+# The most findings in the picture; the job counts and writes all of them.
 SHOWN_FINDINGS: Final = 10_000
 
 Finding = tuple[str, str, int, int, str]
@@ -88,10 +88,12 @@ def transform(frame: Any) -> Any:
 
 
 def parts(frame: Any, damaged: Iterable[Any] = (), pieces: int = PIECES) -> Any:
-    """One row for each topic and non-empty piece of its seqs: first and last seq, live, deleted.
+    """One row for each topic and non-empty piece of its seqs: first and last seq, counts of live
+    and deleted seqs.
 
-    The range is cut into so many pieces of equal size, or of one seq each. Seqs of the findings
-    `damaged` count as neither; a duplicate seq counts once, as live if one of its rows is live.
+    The range is cut into a number of pieces of equal size, or of one seq each. Seqs in the findings
+    `damaged` count neither as live nor as deleted. A duplicate seq counts once: as live if one of
+    its rows is live.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -138,9 +140,7 @@ def _ranges(found: Iterable[Any]) -> dict[str, list[tuple[int, int]]]:
 def draw(
     rows: Sequence[Any], found: Sequence[Any], pieces: Sequence[Any], *, no_gaps: bool = False
 ) -> pictures.Figure:
-    """Draw a bar for each topic, those with findings first. Rows of `transform`, findings,
-    `parts`.
-    """
+    """Draw a bar for each topic; topics with findings come first."""
     ranges = _ranges(found)
     names = {(row.topic, row.epoch): row for row in rows}
     known = {topic for topic, _ in names}
@@ -174,7 +174,7 @@ def draw(
 def drawn(
     topics: Any, found: Sequence[Any], frame: Any, *, no_gaps: bool = False
 ) -> pictures.Figure:
-    """Draw a frame of `transform`: only the topics that fit the picture come to the driver.
+    """Draw a frame of `transform`. Only the topics that fit the picture are sent to the driver.
 
     Topics with findings come first, then those with duplicate or missing seqs.
     """
@@ -239,7 +239,7 @@ def _is_within(seq: int, pieces: Sequence[Any]) -> bool:
 
 
 def check_segment(segment: Segment) -> Iterator[Finding]:
-    """The findings of one segment; none if it is in order."""
+    """The findings of one segment; none if it is intact."""
     entry = segment.entry
     report = ReadReport()
     everything = (entry.first_seq, entry.last_seq)
@@ -279,7 +279,7 @@ def _record_problems(
 
 
 def _flag_problems(columns: SegmentColumns, path: str, count: int) -> Iterator[tuple[int, str]]:
-    """Rows whose flag is of neither kind, or says live without a record."""
+    """Rows with an invalid flag, or with the flag for live but without a record."""
     with open(path, "rb") as file:
         file.seek(-count, os.SEEK_END)
         flags = file.read(count)
@@ -313,8 +313,9 @@ def find_problems(spark: Any, data_dir: str, cold_dir: str | None, query: Query)
 def folder_problems(data_dir: str, cold_dir: str | None, *, wait_s: float = 1.0) -> list[Finding]:
     """Folders of topics without a manifest: their files belong to no topic.
 
-    A running server makes the folder before the manifest, and removes it after: a state that lasts
-    only a moment is no finding. Topics without a manifest have no name.
+    A running server makes the folder before the manifest, and removes the folder after the
+    manifest. A state that lasts only a moment is no finding. Topics without a manifest have no
+    name.
     """
     roots = [layout.join(data_dir, layout.SEGMENTS), *([cold_dir] if cold_dir else [])]
     suspects = _without_manifest(roots)
@@ -356,7 +357,7 @@ def _was_dropped(finding: Finding, segment: Segment, data_dir: str) -> bool:
     lister = Lister(data_dir, replace(asked, is_tolerant=True))
     topic = lister.topics.get(segment.topic)
     if topic is None:
-        # Without a manifest the folder itself is the finding, unless it is gone too.
+        # Without a manifest, the folder itself is a finding, unless it is gone, too.
         return not lister.has_files(segment.topic_id)
     is_same = topic.manifest.topic_id == segment.topic_id
     return not is_same or segment.entry.segment_id not in {

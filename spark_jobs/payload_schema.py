@@ -37,8 +37,9 @@ def transform(frame: Any, bucket: str = "1 day") -> Any:
     """One row for each topic and bucket: records, records that are not JSON, the schema of all
     others.
 
-    `changed`: whether a field or its kind was not in the topic's previous bucket, whose schema is
-    `before`. The number of digits is not part of a kind; whether a number is whole is.
+    `changed`: whether the bucket has a field, or a kind of a field, that the topic's previous
+    bucket did not have; `before` is the schema of that bucket. A kind tells whole numbers from
+    others, but ignores the number of digits.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -71,9 +72,7 @@ def json_of(frame: Any) -> Any:
 
 
 def kinds(schema: str) -> Any:
-    """A column of schemas with kinds instead of types: a number is whole or not, whatever its
-    digits.
-    """
+    """A column of schemas with kinds instead of types: a number is only whole or not whole."""
     from pyspark.sql import functions as F
 
     whole = F.regexp_replace(schema, r"\bDECIMAL\(\d+, ?0\)", "BIGINT")
@@ -118,8 +117,9 @@ def fields(frame: Any, bucket: str = "1 day") -> Any:
 
 
 def draw(rows: Sequence[Any], found: Sequence[Any]) -> pictures.Figure:
-    """Draw fields and types of each topic by bucket. `rows`: of `transform`, `found`: of
-    `fields`.
+    """Draw fields and types of each topic by bucket.
+
+    `rows` come from `transform`, `found` comes from `fields`.
     """
     totals: dict[str, dict[float, int]] = {}
     drifts: dict[str, int] = {}
@@ -150,7 +150,7 @@ def draw(rows: Sequence[Any], found: Sequence[Any]) -> pictures.Figure:
 def drawn(found: Any, frame: Any, bucket: str = "1 day") -> pictures.Figure:
     """Draw a frame of `transform` and its source: the busiest topics and their last buckets.
 
-    Other rows do not fit the picture, so they do not come to the driver.
+    Other rows do not fit the picture, so they are not sent to the driver.
     """
     from pyspark.sql import functions as F
 
@@ -198,7 +198,7 @@ def _line(
 
 
 def _percent(share: float) -> str:
-    """Whole percents; a share between none and all is never shown as 0 or 100."""
+    """A share in whole percents; only an exact 0 or 100 is shown as such."""
     if 0 < share < 0.01:
         return "<1%"
     return f"{min(round(share * 100), 99) if share < 1 else 100}%"

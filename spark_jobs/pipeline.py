@@ -1,11 +1,10 @@
 """`topics pipeline`: from a server's log to a lake and results by day, with one command.
 
 Steps: seal, the lake (an incremental export, or days as Parquet), then the jobs, by day or once a
-run. A step is done when the state file has it for the current records: its mark is the epoch and
-last sealed seq of each topic within the day. So a run after a kill continues at the interrupted
-step, a run without new records does nothing, and a new day adds only its own steps. Each step
-replaces its own output, so repeating it gives the same result. One run at a time; the kernel holds
-the lock.
+run. A step is done if the state file has it with the current mark: the epoch and last sealed seq of
+each topic within the day. So a run after a kill continues at the interrupted step, a run without
+new records does nothing, and a new day adds only its own steps. Each step replaces its own output,
+so repeating it gives the same result. A file lock allows one run at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +55,10 @@ Marks = dict[str, list[int]]  # by topic: epoch, last sealed seq
 
 @dataclass(slots=True)
 class Step:
-    """One step. `mark`: the records that it is done for; None: it runs every time."""
+    """One step.
+
+    `mark` identifies the records for which it is done; None: the step runs every time.
+    """
 
     name: str
     day: str | None
@@ -86,14 +88,14 @@ class PipelineRun:
         return EXIT_FAILED if any(step.state == "failed" for step in self.steps) else EXIT_DONE
 
 
-# -- which days, and what is in them -------------------------------------------------------------
+# -- days and their marks -------------------------------------------------------------
 
 
 def days_of(config: Config) -> dict[date, Marks]:
-    """Days that may have sealed records of the selected topics, each with its marks.
+    """Days that may have sealed records of the selected topics, with the marks of each.
 
-    Uses manifests only. A day's mark is the last seq of the segments that begin in it or before:
-    records of later days do not change it.
+    Uses manifests only. The mark of a day is the last seq of the segments that begin on that day or
+    earlier, so records of later days do not change it.
     """
     query = Query(topics=names_of(config.topics), is_tolerant=True)
     cold = None if config.cold_dir is None else str(config.cold_dir)
@@ -121,7 +123,7 @@ def _day(number: int) -> date | None:
 
 
 def plan(config: Config, chosen: tuple[date, date] | None = None) -> list[Step]:
-    """All steps in order; `chosen`: only the days from the first to the last of these."""
+    """All steps in order. `chosen`: the first and the last day to include."""
     days = _within(days_of(config), chosen)
     of_all = _within(days_of(replace(config, topics=None)), chosen) if config.topics else days
     whole: Marks = {}
@@ -187,10 +189,10 @@ def _export_words(config: Config) -> list[str]:
 
 
 class PipelineState:
-    """Which steps are done, and for which records: a file that is replaced after each step."""
+    """The finished steps with their marks, in a file that is replaced after each step."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the file. Raises `BadConfig` if it is not a pipeline's."""
+        """Read the file. Raises `BadConfig` if it is not the state of a pipeline."""
         self._path = folder / STATE
         self.done: dict[str, Any] = {}
         try:
@@ -209,7 +211,7 @@ class PipelineState:
         return known is not None and step.mark is not None and known["mark"] == step.mark
 
     def note(self, step: Step) -> None:
-        """Note that a step is done."""
+        """Store that a step is done."""
         self.done[step.key] = {"mark": step.mark, "at": int(time.time() * 1000)}
         publish_json(self._path, {"version": VERSION, "done": self.done})
 
@@ -249,7 +251,7 @@ def seal(config: Config) -> str:
 
 
 def do(step: Step) -> None:
-    """Run one step in this process; its state, seconds and detail tell the result."""
+    """Run one step in this process, and set its state, seconds and detail."""
     began = time.monotonic()
     try:
         # Steps print for the user; standard output is only for the summary.
@@ -259,7 +261,7 @@ def do(step: Step) -> None:
         step.detail = "" if code == 0 else f"exit code {code}"
     except SystemExit as error:
         step.state, step.detail = "failed", f"exit code {error.code}"
-    except Exception as error:  # whatever error a step has, the others run
+    except Exception as error:  # the other steps run after any error of a step
         step.state, step.detail = "failed", str(error).strip().splitlines()[0][:500]
     step.seconds = round(time.monotonic() - began, 3)
 
@@ -271,7 +273,7 @@ def run(
     is_dry: bool = False,
     on_step: Callable[[Step], None] = lambda _step: None,
 ) -> PipelineRun:
-    """Run all steps, or only plan them. `chosen` days run again whatever the state says.
+    """Run all steps, or only plan them. The `chosen` days run again even if they are done.
 
     Raises `BadConfig`, `OutputRefused`, `StorageError`, `BlockingIOError`.
     """
@@ -308,7 +310,7 @@ def run(
 
 
 def _seal(config: Config, made: PipelineRun, on_step: Callable[[Step], None]) -> bool:
-    """The first step; without it the others would not see new records."""
+    """The first step, without which the others would not read new records."""
     step = Step("seal", None, [], None)
     made.steps.append(step)
     began = time.monotonic()
@@ -435,7 +437,7 @@ def summary(made: PipelineRun) -> str:
 
 
 def summary_json(made: PipelineRun) -> str:
-    """The same for programs, as JSON."""
+    """The summary as JSON, for programs."""
     steps = [{k: v for k, v in asdict(s).items() if k not in ("words", "mark")} for s in made.steps]
     return json.dumps({"steps": steps, "exit_code": made.exit_code}) + "\n"
 

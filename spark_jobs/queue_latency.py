@@ -1,8 +1,8 @@
-"""How long jobs of a queue wait and take, from the queue's records and its lease log.
+"""How long jobs of a queue wait and run, from the queue's records and its lease log.
 
-The lease log tells when a job was claimed, acked or released, or when its lease expired. The job
-was enqueued at the time of its record, which stays in its segment after the ack deleted it. Once
-the segment is dropped, that time is unknown: such jobs are counted without a wait.
+The lease log holds the times at which a job was claimed, acked or released, or its lease expired.
+The job was enqueued at the time of its record, which stays in its segment after the ack has deleted
+it. Once the segment is dropped, that time is unknown: such jobs are counted without a wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_jobs.catalog import JOBS
 from spark_jobs.reader.options import parse_options
 from spark_jobs.running import job, outputs, pictures
 
-# Queues in the picture, with four lines each.
+# The most queues in the picture, which has four lines for each.
 SHOWN = pictures.SERIES_MAX // 4
 EVENT = "event string, queue string, epoch bigint, seq bigint, ts bigint, node string"
 
@@ -136,8 +136,8 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:
-        # The times select jobs by their first claim, but do not limit what is read: a job may have
-        # been enqueued earlier, and a claim is the first one only if no earlier one exists.
+        # The times select jobs by their first claim, but do not limit the records that are read: a
+        # job may have been enqueued earlier, and earlier records show which claim is the first.
         query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
         given.from_ts = given.to_ts = None
         queues = job.load(spark, given, columns="topic,epoch,seq,ts", deleted="true")

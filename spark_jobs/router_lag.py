@@ -1,11 +1,11 @@
-"""How far a router's copies are behind their source, over time.
+"""The delay of a router's copies behind their source, over time.
 
 An `exactly_once` router stamps each copy's `meta` with the topic, epoch and seq of its source
 record; the difference of the two commit times is the lag.
 
-Copies of an `at_least_once` router carry no stamp: no stored field tells which record a copy comes
-from (payloads may repeat, tags are kept on request only, a filter or a restart shifts the count). A
-pairing would be a guess, so they are not shown. The router's state has its current lag.
+Copies of an `at_least_once` router carry no stamp: no stored field names the source record of a
+copy (payloads may repeat, tags are kept on request only, a filter or a restart shifts the count).
+Any match would be a guess, so these copies are not shown. The router's state has its current lag.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEEN = (
     "in their meta. Copies of at_least_once routers carry nothing that says which record they are "
     "of, so their lag is not in what is stored; `topics router get` shows it as of now."
 )
-# Routers in the picture, with two lines each.
+# The most routers in the picture, which has two lines for each.
 SHOWN = pictures.SERIES_MAX // 2
 STAMP = "_topics_router struct<source string, epoch bigint, seq bigint>"
 
@@ -31,7 +31,7 @@ def transform(sources: Any, copies: Any, bucket: str = "1 minute") -> Any:
     """One row for each source, destination and bucket of the copies: copies, lag in ms, unknown
     ones.
 
-    `sources`: `topic, epoch, seq, ts`, deleted ones included; `copies`: `topic, ts, meta`. A copy
+    `sources`: `topic, epoch, seq, ts`, with deleted records. `copies`: `topic, ts, meta`. A copy
     whose source record is no longer in any segment counts in `unknown`.
     """
     from pyspark.sql import functions as F

@@ -1,7 +1,7 @@
-"""A Spark session for jobs, and its Java: found, or a message that says what to install.
+"""A Spark session for jobs, and the search for Java, with a message that says what to install.
 
-Jobs run under `spark-submit` or alone; only in the second case this module makes a session, on this
-machine's cores, with the source registered.
+Jobs run under `spark-submit` or alone. Only without `spark-submit`, this module makes a session, on
+this machine's cores, with the source registered.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ NO_JAVA: Final = (
     "On Debian or Ubuntu: apt-get install openjdk-17-jre-headless. Without root: "
     "pip install install-jdk, then python -c \"import jdk; jdk.install('17')\""
 )
-# Most of a scan's time is spent in the JVM, which turns Arrow columns into rows. Arrow checks every
-# get unless this is off (Spark reads within the given lengths), and the parallel collector uses
-# less of the cores than the default one; its pauses do not matter to jobs.
+# Most of a scan's time is spent in the JVM, which turns Arrow columns into rows. The first option
+# switches off Arrow's check of every read, because Spark reads within the given lengths. The
+# parallel collector uses less processor time than the default one, and its pauses do not matter to
+# jobs.
 JAVA_OPTIONS: Final = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
     "-XX:+UseParallelGC"
 )
 TIME_ZONE: Final = "spark.sql.session.timeZone"
-# Settings of every session made here, unless spark-submit overrides them: times are shown in UTC,
-# as they are computed, and an object with a duplicate field is JSON (the last value counts).
+# Settings of every session made here, unless spark-submit overrides them: times are computed and
+# shown in UTC, and an object with a duplicate field is valid JSON (the last value counts).
 DUPLICATES: Final = "spark.sql.variant.allowDuplicateKeys"
 ALWAYS: Final = {TIME_ZONE: "UTC", DUPLICATES: "true"}
 DEFAULTS: Final = {
@@ -52,7 +53,9 @@ class NoJava(RuntimeError):
 
 
 def find_java(environment: dict[str, str] | None = None) -> str | None:
-    """The folder of a Java: `JAVA_HOME`, else of `java` in `PATH`, else one in `~/.jdk`."""
+    """The folder of a Java: `JAVA_HOME`, or else that of `java` in `PATH`, or else one in
+    `~/.jdk`.
+    """
     env = dict(os.environ) if environment is None else environment
     home = env.get("JAVA_HOME")
     if home and os.access(Path(home, "bin", "java"), os.X_OK):
@@ -72,9 +75,9 @@ def spark_session(
 ) -> Any:
     """The running session, or a new one in UTC with the source registered. Raises `NoJava`.
 
-    An existing session gets the source and otherwise stays as it is: `master`, `config` and the
-    defaults apply to a new one. Without `master` the session uses that of `spark-submit`, else all
-    cores of this machine.
+    In an existing session this only registers the source: `master`, `config` and the defaults apply
+    to a new session. Without `master`, a new session uses that of `spark-submit`, or else all cores
+    of this machine.
     """
     from pyspark.sql import SparkSession
 
@@ -88,7 +91,7 @@ def spark_session(
     if java is None:
         raise NoJava
     os.environ["JAVA_HOME"] = java
-    # Workers are separate processes: they must find this package on the same path.
+    # Workers are separate processes, which must find this package on the same path.
     paths = [_PARENT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -129,10 +132,10 @@ def is_running() -> bool:
 def set_worker_python(folder: Path | None = None) -> Path:
     """Make Spark of this environment start its Python workers with this interpreter.
 
-    Spark starts `python3` of PATH unless PYSPARK_PYTHON is set. Under `.venv/bin/python` without an
-    activated environment that is another Python, which has neither Spark nor this source, and
-    `format("topics")` is "not found". Spark reads `conf/spark-env.sh` of its own folder at start,
-    so this function writes the variable's default there. `folder`: that of PySpark (this
+    Spark starts `python3` of PATH unless PYSPARK_PYTHON is set. Under `.venv/bin/python`, without
+    an activated environment, `python3` is another Python, which has neither Spark nor this source,
+    so that `format("topics")` is "not found". Spark reads `conf/spark-env.sh` of its own folder at
+    start, so this function writes the variable's default there. `folder`: that of PySpark (this
     environment's).
     """
     import pyspark

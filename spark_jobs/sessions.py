@@ -1,4 +1,4 @@
-"""Sessions per node or tag: runs of its records without a gap longer than the limit."""
+"""Sessions per node or tag: sequences of its records without a gap longer than the limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """Draw a frame of `transform`: Spark counts, and only the busiest names come to the driver."""
+    """Draw a frame of `transform`.
+
+    Spark counts, and only the busiest names are sent to the driver.
+    """
     from pyspark.sql import functions as F
 
     counted = frame.groupBy("who").agg(F.count("*").alias("sessions")).cache()

@@ -1,4 +1,4 @@
-"""The busiest tags of each topic, when each occurred first and last, and tag churn."""
+"""The busiest tags of each topic, their first and last time, and tag churn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def churn(frame: Any, bucket_s: int) -> Any:
     """One row for each topic and bucket: active tags, tags new since the previous bucket, tags gone
     since then.
 
-    A bucket without any record of the topic has no row, unless tags went in it.
+    A bucket without any record of the topic has a row only if tags disappeared in it.
     """
     from pyspark.sql import functions as F
 
@@ -75,7 +75,10 @@ def churn(frame: Any, bucket_s: int) -> Any:
 
 
 def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> pictures.Figure:
-    """Draw the twenty busiest tags. `totals`: counts of tags and topics, if `rows` are not all."""
+    """Draw the twenty busiest tags.
+
+    `totals`: counts of tags and topics, needed if `rows` are only a part.
+    """
     tags, topics = totals or (len(rows), len({row.topic for row in rows}))
     busiest = sorted(rows, key=lambda row: -row.records)[:SHOWN]
     named = [
@@ -87,7 +90,7 @@ def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> pictures
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """Draw a frame of `transform`, of which only the busiest tags come to the driver."""
+    """Draw a frame of `transform`. Only the busiest tags are sent to the driver."""
     from pyspark.sql import functions as F
 
     tags, topics = frame.agg(F.count("*"), F.count_distinct("topic")).first()

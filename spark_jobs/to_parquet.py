@@ -1,6 +1,6 @@
 """Sealed records as Parquet, partitioned by topic and day: text, VARIANT or typed payloads.
 
-The picture shows what was written, a cell for each topic and day, from the footers of the files: a
+The picture has a cell for each topic and day, from the footers of the written files, so that a
 missing or small day is visible at once.
 """
 
@@ -27,7 +27,7 @@ def transform(frame: Any, payload: str = "text", schema: str | None = None) -> A
 
     if schema is not None or payload == "variant":
         frame = payloads(frame, schema).drop("kind")
-    # UTC, whatever the session's time zone
+    # UTC, even if the session has another time zone
     days = F.floor(F.unix_millis("ts") / _DAY_MS).cast("int")
     return frame.withColumn("day", F.date_from_unix_date(days))
 
@@ -36,7 +36,7 @@ def written(spark: Any, folder: str) -> Any:
     """One row for each topic and day in a folder of this job: records, bytes and files."""
     from pyspark.sql import functions as F
 
-    # With a schema: otherwise a topic called `007` would be a number.
+    # Pass the schema; otherwise a topic called `007` would become a number.
     frame = spark.read.schema("seq bigint, topic string, day date").parquet(folder)
     file = frame.select("topic", "day", "_metadata.file_path", "_metadata.file_size")
     return (
@@ -53,7 +53,7 @@ def written(spark: Any, folder: str) -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Draw bytes by topic and day; the largest value is the darkest. `rows`: of `written`."""
+    """Draw bytes by topic and day; the largest value is darkest. `rows` come from `written`."""
     largest = max((row.bytes for row in rows), default=0) or 1
     lines: list[pictures.GridRow] = []
     for topic in sorted({row.topic for row in rows}):
@@ -74,7 +74,7 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """Draw a frame of `written`: the topics with most bytes, the last days."""
+    """Draw a frame of `written`: the topics with most bytes, and the last days."""
     from pyspark.sql import functions as F
 
     totals = frame.groupBy("topic").agg(F.sum("bytes").alias("total"))
@@ -96,7 +96,7 @@ def _ms(row: Any) -> float:
 
 
 def whole_days(given: argparse.Namespace) -> None:
-    """Refuse a bound inside a day: part of a day must not replace the whole day."""
+    """Refuse a bound within a day, because a part must not replace a whole day."""
     query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
     for name, bound in (("--from", query.start_ts), ("--to", query.end_ts)):
         if bound not in (TS_LOW, TS_HIGH) and bound % _DAY_MS:
@@ -133,8 +133,8 @@ def main(words: Sequence[str] | None = None) -> int:
         columns = ",".join((*COLUMNS, *(("kind",) if is_parsed else ())))
         found = transform(job.load(spark, given, columns=columns), given.payload, given.schema)
         spread = F.pmod(F.col("seq"), F.lit(given.files_per_day))
-        # Sort by the columns of the folders first: otherwise Spark sorts by these itself and drops
-        # our sort.
+        # Sort by the columns of the folders first. Otherwise Spark sorts by these columns itself
+        # and drops this sort.
         days = found.repartition("topic", "day", spread)
         days = days.sortWithinPartitions("topic", "day", "seq")
         options = parse_options({"path": str(given.data_dir), **job.options_of(given)})
@@ -143,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         job.say(f"written: {given.out}")
         job.picture(given, lambda: job.dated(written(spark, str(given.out)), "day", drawn))
 
-    # Days of two stores in one folder would replace each other.
+    # The store's id is checked, because days of two stores in one folder would replace each other.
     details = {
         "payload": "schema" if given.schema else given.payload,
         "schema": given.schema,

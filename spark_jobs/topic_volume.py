@@ -12,14 +12,15 @@ from spark_jobs.running import job, pictures
 
 COLUMNS = "topic,ts,bytes"
 _POINTS_MAX = 2_000
-# Topics in the picture: nobody can distinguish more lines.
+# The most topics in the picture: more lines are hard to distinguish.
 SHOWN = 12
 
 
 def transform(frame: Any, bucket: str = "1 hour") -> Any:
     """One row for each topic and bucket with records: counts, bytes, rate, percentiles of sizes.
 
-    `bytes` is the size that a record counts for in its topic: payload, names and 24 for the frame.
+    `bytes` is the size by which a record counts in its topic: payload, names and 24 bytes for the
+    frame.
     """
     from pyspark.sql import functions as F
 
@@ -48,7 +49,7 @@ def transform(frame: Any, bucket: str = "1 hour") -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Draw records over time, a line for each topic; a topic without a row had no record."""
+    """Draw records over time, a line for each topic. A bucket without a row had no record."""
     found: dict[str, dict[float, float]] = {}
     for row in rows:
         found.setdefault(row.topic, {})[row.start.timestamp() * 1000] = float(row.records)

@@ -1,1 +1,4 @@
-"""The benchmarks, one file a group: each maps a `Bench` to figures; `registry` names them."""
+"""The benchmarks, one file for each group.
+
+A case maps a `Bench` to figures; `registry` names the cases.
+"""

@@ -1,4 +1,4 @@
-"""Appends and reads beside the floor: requests a second as a share of what bare HTTP allows."""
+"""Appends and reads compared with the floor: requests a second as a share of bare HTTP's rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEVERAL = 10
 
 
 def costs(label: str, samples: Sequence[Sample]) -> str:
-    """CPU a request of a server and of the generator, as a line of the report."""
+    """CPU time per request of a server and of the generator, as a line of the report."""
     server = statistics.median(sample.server_cpu_us for sample in samples)
     generator = statistics.median(sample.generator_cpu_us for sample in samples)
     return f"CPU a request, {label}: server {server:.0f} us, load generator {generator:.0f} us"
@@ -77,7 +77,7 @@ def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
     topics = [TOPIC] if count == 1 else [f"{TOPIC}-{number}" for number in range(SEVERAL)]
     for topic in topics:
         server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"disk"}')
-    # A thousand different requests: no cache of the server may profit from a repeated body.
+    # A thousand different requests, so that no cache of the server profits from a repeated body.
     firsts = range(0, 1000 * count, count) if count == 1 else range(0, 100 * count, count)
     requests = bench.requests(
         case,
@@ -86,7 +86,7 @@ def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
             for number, first in enumerate(firsts)
         ],
     )
-    # The floor's seqs have as many digits as the server's after a while.
+    # The floor's seqs have as many digits as the server's seqs after a while.
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
     reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
     what = "append of one record" if count == 1 else f"append of {count} records"
@@ -104,7 +104,7 @@ def append_100(bench: Bench) -> list[Figure]:
 
 
 def diff_1000(bench: Bench) -> list[Figure]:
-    """Reads of 1,000 records: one page repeatedly, and walks through sealed ones."""
+    """Reads of 1,000 records: one page repeatedly, and walks through sealed pages."""
     pages = bench.options.scaled(200, 5)
     server = bench.start(settings={"TOPICS_SEGMENT_MAX_EVENTS": "20000"})
     for topic, total in ((TOPIC, DIFF_RECORDS), ("walk", pages * DIFF_RECORDS)):

@@ -1,4 +1,4 @@
-"""Finding records, and deciding by them: reads by position, time and tag, watchers of many tags,
+"""Finding records, and deciding by records: reads by position, time and tag, watchers of many tags,
 conditions.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.servers.server import STILL
 
 TOPIC = "find"
 PAGE = 10
-RARE = 5000  # one record in so many has the tag
+RARE = 5000  # one record in this number has the tag
 BATCH = 1000
 PLACES = 100  # different requests of a kind
 READ_LIMIT = 3.0
@@ -32,7 +32,7 @@ WATCHERS_LIMIT = 1.5
 # -- conditions -----------------------------------------------------------------------------------
 CONDITION_TOPICS = 20
 CONDITION_APPENDS = 200
-BEHIND = 10  # a decision reads so many records before it
+BEHIND = 10  # the number of records that a decision reads
 CONDITION_LIMIT_US = 10.0
 
 
@@ -57,7 +57,7 @@ def read_request(query: str) -> bytes:
 
 
 def read_queries(server: ServerProcess, records: int) -> dict[str, list[str]]:
-    """The queries of each kind, spread over the topic; `tail` is what the others are held to."""
+    """The queries of each kind, spread over the topic. The other kinds are compared with `tail`."""
     step = records // PLACES
     queries: dict[str, list[str]] = {
         "tail": [f"from_seq={records - PAGE}"],
@@ -70,14 +70,15 @@ def read_queries(server: ServerProcess, records: int) -> dict[str, list[str]]:
         seq = place * step + 1
         record = json.loads(server.expect("GET", f"/v0/topics/{TOPIC}/records/{seq}"))
         queries["since"].append(f"since={record['record']['$ts']}")
-        # Ten matches are ahead in sealed records: a page looks at a bounded part of the others.
+        # Start where ten matches follow in sealed records: a page examines only a bounded part of
+        # the other records.
         from_seq = place * (records - BATCH - (PAGE + 1) * RARE) // PLACES
         queries["rare tag"].append(f"tag={tag_of(place * 37)}&from_seq={from_seq}")
     return queries
 
 
 def check_page(server: ServerProcess, kind: str, query: str) -> None:
-    """Each kind must find ten records, or what is compared is not the same work."""
+    """Check that each kind finds ten records; otherwise the compared work would differ."""
     path = f"/v0/topics/{TOPIC}/records?limit={PAGE}&{query}"
     found = json.loads(server.expect("GET", path))["records"]
     if len(found) != PAGE:
@@ -85,8 +86,8 @@ def check_page(server: ServerProcess, kind: str, query: str) -> None:
 
 
 def reads(bench: Bench) -> list[Figure]:
-    """Reads of ten records by position, time, order and tag, beside the last ten by their seq."""
-    # From every place ten records of a tag are ahead.
+    """Reads of ten records by position, time, order and tag, compared with the last ten by seq."""
+    # At least ten records of a tag follow every place.
     records = max(bench.options.records, 2 * PAGE * RARE)
     server = bench.start("reads")
     made = fill_requests(records)
@@ -128,14 +129,16 @@ def live_requests(topic: str, tags: list[str]) -> list[bytes]:
 
 
 def watchers(bench: Bench) -> list[Figure]:
-    """An append that one of 1,000 watchers waits for, beside one that the only watcher does."""
+    """An append that one of 1,000 watchers waits for, compared with one that the only watcher waits
+    for.
+    """
     count = bench.options.scaled(WATCHERS, WATCHERS_QUICK)
     server = bench.start("watchers", MANY_STREAMS | STILL)
     proofs = bench.requests("proofs", payloads())
     tags = [f"t-{number:03d}" for number in range(DISTINCT)]
     appends: dict[str, list[bytes]] = {"one": [], "many": []}
     for number, data in enumerate(payloads()):
-        # The tags of the many come in turn; those of the fewer in a quick run do, too.
+        # The tags of the watchers are used in turn, also with fewer watchers in a quick run.
         for side, tag in (("one", tags[0]), ("many", tags[number % count])):
             body = b'{"records":[{"data":%s,"tag":"%s"}]}' % (data, tag.encode())
             appends[side].append(http_request("POST", f"/v0/topics/{side}", body))
@@ -173,7 +176,7 @@ def _delivered(
     written: Path,
     proofs: Path,
 ) -> Sample:
-    """Appends one after the other, each until its watcher has it."""
+    """Append records one after the other, each after its watcher has received the last."""
     return client.measure(
         side,
         server.port,
@@ -186,13 +189,17 @@ def _delivered(
 
 
 def decisions(bench: Bench) -> list[Figure]:
-    """Appends with a condition on the last few records, beside appends without one."""
+    """Appends with a condition on the last few records, compared with appends without a
+    condition.
+    """
     appends = bench.options.scaled(CONDITION_APPENDS, 20)
     server = bench.start("decisions", STILL)
     turn = 0
 
     def run(*, decided: bool) -> Sample:
-        """One round: topics of its own, as each condition names the seq that it was read at."""
+        """Run one round on new topics, because each condition names the seq at which it was
+        read.
+        """
         nonlocal turn
         turn += 1
         sent = []
@@ -237,5 +244,5 @@ def decisions(bench: Bench) -> list[Figure]:
 
 
 def find(bench: Bench) -> list[Figure]:
-    """The cost of finding records and of deciding by them."""
+    """The cost of finding records, and of conditions on records."""
     return [*reads(bench), *watchers(bench), *decisions(bench)]

@@ -1,6 +1,4 @@
-"""Millions of records through `topics load`: memory throughout, reading back, restart, tag
-delete.
-"""
+"""Millions of records through `topics load`: memory, reading back, a restart, a delete by tag."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from benchmarks.servers.process import ServerProcess
 
 TOPIC = "events"
 PAGE = 1000
-DELETED_SHARE = 100  # a delete by tag removes one record in so many
+DELETED_SHARE = 100  # a delete by tag removes one record in this number
 MEGABYTE = 1e6
 SAMPLE_SECONDS = 0.05
 RESTARTS = 3
@@ -37,7 +35,7 @@ def few_tags(number: int) -> str:
 
 
 def own_tag(number: int) -> str:
-    """A tag of its own for each record; those of one record in a hundred begin with `t-07`."""
+    """A different tag for each record; the tags of one record in a hundred begin with `t-07`."""
     return f"t-{number % 100:02d}-{number}"
 
 
@@ -133,7 +131,7 @@ def read_back(
 def run_variant(
     bench: Bench, what: str, tag_of: TagOf, records: int, limit_mb: float
 ) -> list[Figure]:
-    """Load, read, restart, delete by tag, kill, read again; with one kind of tags."""
+    """Load, read, restart, delete by tag, kill and read again, with one kind of tags."""
     name = f"memory-{tag_of.__name__}"
     path = bench.folder / f"{name}.ndjson"
     say(f"    {what}: writing {records:,} lines")
@@ -187,7 +185,9 @@ def run_variant(
 
 
 def memory(bench: Bench) -> list[Figure]:
-    """Larger than memory, with 1,000 distinct tags and with a tag of its own for every record."""
+    """Data larger than memory: with 1,000 distinct tags, and with a different tag for every
+    record.
+    """
     records = bench.options.records
     assert records % 1000 == 0, "every tag as often as the others"
     figures = run_variant(bench, "1,000 distinct tags", few_tags, records, 400.0)

@@ -1,4 +1,4 @@
-"""The cost of many jobs: a claim beside a million ready jobs, other calls while 100,000 leases
+"""The cost of many jobs: a claim with a million ready jobs, and other calls while 100,000 leases
 expire.
 """
 
@@ -28,7 +28,7 @@ CALL_JOBS = 1_000  # the most jobs of one call, and of one append here
 LEASES, LEASES_QUICK = 100_000, 10_000
 LEASES_A_CLAIM = 250
 EXPIRY_MS = 1_000  # all leases end within this time, the jobs of one claim at a time
-# From the first claim to the first end of a lease; doubled if that was too short.
+# The time from the first claim to the first end of a lease; doubled if it was too short.
 LEAD_SECONDS, LEAD_SECONDS_QUICK, LEAD_SECONDS_MAX = 8.0, 3.0, 60.0
 PROBES_PER_SECOND = 1_000
 PROBE_SECONDS = 1.0
@@ -59,7 +59,7 @@ def claim_request(queue: str, count: int, lease_ms: int) -> bytes:
 
 
 def held(server: ServerProcess, queue: str, what: str, seqs: Iterable[int]) -> None:
-    """Ack or nack these jobs; all of them must count."""
+    """Ack or nack these jobs; the server must accept all of them."""
     asked = list(seqs)
     body = b'{"node":"%b","seqs":%b}' % (NODE, json.dumps(asked).encode())
     answer = json.loads(server.expect("POST", f"/v0/topics/{queue}/{what}", body))
@@ -67,11 +67,11 @@ def held(server: ServerProcess, queue: str, what: str, seqs: Iterable[int]) -> N
         raise BenchmarkError(f"{what} of {queue}: {len(answer['skipped'])} skipped")
 
 
-# -- a claim beside many ready jobs -------------------------------------------------------------
+# -- a claim with many ready jobs -------------------------------------------------------------
 
 
 class Level:
-    """A queue whose jobs are claimed one at a time and that always holds the same number.
+    """A queue whose jobs are claimed one at a time, with the same number of jobs in every round.
 
     The generator does not read answers, so the case must know the claimed jobs: the server delivers
     jobs by seq, and `returned` ones in the order of their return.
@@ -115,7 +115,7 @@ class Level:
 
 
 def claim_flat(bench: Bench) -> list[Figure]:
-    """A claim of one job beside 1,000 ready jobs, and beside 1,000,000."""
+    """A claim of one job among 1,000 ready jobs, and among 1,000,000."""
     server = bench.start()
     many = bench.options.scaled(MANY, MANY_QUICK)
     figures = []
@@ -153,7 +153,7 @@ def claim_flat(bench: Bench) -> list[Figure]:
 
 @contextmanager
 def streams(server: ServerProcess, count: int) -> Iterator[None]:
-    """Open push streams of the expiring queue, full with the first jobs that come back."""
+    """Open push streams of the expiring queue, which the first jobs that come back fill."""
     query = f"node=p&max={STREAM_JOBS}&lease_ms=600000"
     head = f"GET /v0/topics/expiring/work?{query} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with ExitStack() as stack:
@@ -191,7 +191,7 @@ class ExpiryRun:
         settle(self._server)
 
     def round(self, waiting: int) -> Sample:
-        """Return the probes of the second in which the leases end; keep those before it in
+        """Return the probes of the second in which the leases end; store the probes before it in
         `calm`.
         """
         while (sample := self._tried(waiting)) is None:
@@ -246,7 +246,7 @@ class ExpiryRun:
 
 
 def expiry(bench: Bench) -> list[Figure]:
-    """Other calls in the second in which 100,000 leases end, beside the second before."""
+    """Other calls in the second in which 100,000 leases end, compared with the second before."""
     run = ExpiryRun(bench)
     taken = bench.interleave(
         {str(count): partial(run.round, count) for count in (0, STREAMS)}, warm=False

@@ -1,4 +1,4 @@
-"""A hundred thousand topics: the cost of an append among them, and how long a checkpoint pauses."""
+"""A hundred thousand topics: the cost of an append, and how long a checkpoint blocks the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def create_topics(bench: Bench, server: ServerProcess, count: int, records: int)
 
 
 def spread_requests(bench: Bench, topics: int) -> tuple[Path, Path]:
-    """Single appends all to one topic, and to all topics in a random order; equally many requests.
+    """Single appends: all to one topic, and to all topics in a random order, with equally many
+    requests.
 
     Both files hold the same number of distinct requests, so that the generator's own cache misses
     are the same on both sides.
@@ -46,7 +47,7 @@ def spread_requests(bench: Bench, topics: int) -> tuple[Path, Path]:
 
 
 def many_topics(bench: Bench) -> list[Figure]:
-    """Append p50 with 100,000 topics beside one topic."""
+    """Append p50 with 100,000 topics, compared with one topic."""
     topics = bench.options.scaled(TOPICS, TOPICS_QUICK)
     lonely = bench.start("one", STILL)
     crowded = bench.start("many", STILL)
@@ -91,7 +92,7 @@ def paused_side(
     data, stop = bench.folder / name, bench.folder / f"{name}.stop"
     shutil.copytree(bench.folder / "many", data)
     server = bench.start(name, settings)
-    # The server's remaining work after `ready` is not a checkpoint's pause: it is reported
+    # The server's remaining work after `ready` is no pause of a checkpoint: it is reported
     # separately.
     began = time.monotonic()
     server.expect("GET", "/v0/health")
@@ -124,7 +125,7 @@ def paused_side(
 
 
 def pauses(bench: Bench) -> list[Figure]:
-    """The longest time for which a checkpoint of 100,000 topics keeps the loop from answering."""
+    """The longest time for which a checkpoint of 100,000 topics blocks the loop."""
     topics = bench.options.scaled(TOPICS, TOPICS_QUICK)
     server = bench.start("many", STILL)
     create_topics(bench, server, topics, 1)

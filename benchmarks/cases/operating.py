@@ -1,4 +1,5 @@
-"""The cost of operation: single appends to the shipped server, beside a server without these parts.
+"""The cost of operation: single appends to the shipped server, compared with a server without these
+parts.
 
 The shipped server has eight keys, its caps, request ids and metrics; `plain_server` has none of
 them. The rounds are interleaved in one run.
@@ -17,10 +18,10 @@ from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.server import STILL, start_server
 
 TOPIC = "bench"
-# Together they may take a tenth of the requests a second.
+# The bar: together these parts may cost a tenth of the requests a second.
 SHARE_MIN = 0.9
 _KEY = "operator-key-of-the-benchmark"
-# The calling key is one of several restricted keys, as in a real installation.
+# The key of the client is one of several restricted keys, as in a real installation.
 _KEYS = ",".join([f"other-key-{number}:rw:tenant{number}:" for number in range(7)] + [_KEY])
 _PLAIN_COMMAND = (sys.executable, "-m", "benchmarks.servers.plain_server", "serve")
 

@@ -1,8 +1,8 @@
-"""Queues beside redis, JetStream and PostgreSQL: throughput of each step, and idle delivery.
+"""Queues compared with redis, JetStream and PostgreSQL: throughput of each step, and idle delivery.
 
 Peers promise other things over other protocols: they give context and are no contest. `queue_wires`
-says what each side does for one step; one client process serves all sides with the same number of
-connections.
+defines what each side does for one step. One client process drives all sides with the same number
+of connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from benchmarks.servers.peers import Nats, NotInstalled, Postgres, Redis
 from benchmarks.servers.process import ServerProcess
 
 WORKERS = (1, 16, 64)
-# Jobs of a round for each requested second, by batch: about equally long on our server.
+# Jobs of a round for each requested second, by batch; on our server the rounds then take about
+# equally long.
 JOBS_A_SECOND = {1: 1_600, 8: 6_400, 64: 12_800}
 CALLED = (16, 64)  # workers, and jobs a call, of the row of the overview
 NOTIFIED = "PostgreSQL, notified"
@@ -69,7 +70,7 @@ def with_table(bench: Bench) -> Postgres:
 def started(
     bench: Bench, client: Workers, stack: ExitStack
 ) -> tuple[ServerProcess, list[QueueSide], list[str]]:
-    """Our server and the peers, each with its queue; our server is the first side."""
+    """Our server and the peers, each with its queue. Our server is the first side."""
     server = bench.start()
     peers, missing = start_peers(bench, stack)
     sides = [QueueSide("ours", server.port, server.pid), *peers]
@@ -129,7 +130,7 @@ def rounds(
     workers: int,
     batch: int,
 ) -> tuple[Taken, int]:
-    """Interleaved rounds of all sides; what they took, and the number of jobs of one round."""
+    """Interleaved rounds of all sides: their times, and the number of jobs of one round."""
     # Every worker has at least one call of each kind.
     calls = max(workers, int(bench.options.seconds * JOBS_A_SECOND[batch] / batch))
     jobs = calls * batch
@@ -155,8 +156,9 @@ def one_round(
     server: ServerProcess,
     taken: list[dict[str, Sample]],
 ) -> Sample:
-    """Run one side's three phases; returns when our server is idle, or the next side would pay for
-    it.
+    """Run one side's three phases.
+
+    Returns when our server is idle, so that the next side is not slowed.
     """
     samples = run()
     taken.append(samples)
@@ -167,7 +169,7 @@ def one_round(
 def throughput(
     taken: Taken, phase: str, workers: int, batch: int, jobs: int, missing: Sequence[str]
 ) -> Figure:
-    """Jobs a second of one phase on every side, and ours over each peer."""
+    """Jobs a second of one phase on every side, and the ratio of ours to each peer."""
 
     def values(label: str, attribute: str) -> tuple[float, ...]:
         return tuple(float(getattr(samples[phase], attribute)) for samples in taken[label])

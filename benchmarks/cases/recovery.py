@@ -27,14 +27,14 @@ def fill_records(bench: Bench, server: ServerProcess, records: int) -> None:
 
 
 def check_records(server: ServerProcess, records: int) -> None:
-    """Check that the topic holds all records; otherwise its recovery time means nothing."""
+    """Check that the topic holds all records; otherwise the recovery time means nothing."""
     state = server.expect("GET", f"/v0/topics/{TOPIC}")
     if b'"head_seq":%d,' % records not in state.replace(b" ", b""):
         raise BenchmarkError(f"{records:,} records expected: {state[:200]!r}")
 
 
 def wait_sealed(bench: Bench, name: str) -> int:
-    """Wait until no segment was added for a while; return their number."""
+    """Wait until no segment was added for a while; return the number of segments."""
     count, quiet_s = -1, 0.0
     for _ in range(600):
         found = len(list((bench.folder / name).glob("segments/*/*.data")))
@@ -59,7 +59,7 @@ def idle_floor(bench: Bench) -> Series:
 
 
 def restarts(bench: Bench, name: str, settings: dict[str, str], records: int) -> tuple[float, ...]:
-    """Ready times over new copies of a directory, one a round."""
+    """The times to ready over new copies of a directory, one copy for each round."""
     times = []
     for turn in range(bench.options.rounds):
         copy = f"{name}-{turn}"

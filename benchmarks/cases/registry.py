@@ -1,4 +1,4 @@
-"""All cases by name, in the order they run."""
+"""All cases by name, in the order in which they run."""
 
 from __future__ import annotations
 

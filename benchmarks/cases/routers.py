@@ -1,4 +1,4 @@
-"""Routers: the delay of a copy, copies a second, the cost for appends beside them and for replay.
+"""Routers: the delay of a copy, copies a second, the cost for other appends and for replay.
 
 The floor is our own append in the same run: a router's work is another append without a request.
 The source of every figure has class disk, and so have the destinations that its routers create.
@@ -25,7 +25,7 @@ from benchmarks.servers.server import STILL
 
 FANS = (1, 10, 100)
 CHAIN = 5
-# Destinations of one source in the case with appends beside them.
+# Destinations of one source in the case that measures other appends.
 MANY = 1_000
 MANY_QUICK = 50
 BATCHES = 200
@@ -52,7 +52,7 @@ def head_seq(server: ServerProcess, topic: str) -> int:
 
 
 def wait_for(server: ServerProcess, topics: list[str], head: int) -> None:
-    """Return when every one of these topics has this head."""
+    """Wait until each of these topics has this head."""
     ends = time.monotonic() + CAUGHT_UP_SECONDS
     for topic in topics:
         while head_seq(server, topic) < head:
@@ -65,7 +65,9 @@ def wait_for(server: ServerProcess, topics: list[str], head: int) -> None:
 
 
 def visible(bench: Bench) -> list[Figure]:
-    """A write until a watcher of the destination has it, beside a watcher of the source."""
+    """The time from a write until a watcher of the destination has it, compared with a watcher of
+    the source.
+    """
     server = bench.start("visible")
     server.expect("PUT", "/v0/topics/direct", b"{}")
     put_router(server, "routed", "dest")
@@ -140,7 +142,7 @@ def copying(
 
 
 def throughput(bench: Bench) -> list[Figure]:
-    """Copies a second for several fan-outs and a chain, beside records a second of plain
+    """Copies a second for several fan-outs and a chain, compared with records a second of plain
     appends.
     """
     server = bench.start("throughput")
@@ -187,7 +189,7 @@ def throughput(bench: Bench) -> list[Figure]:
 
 
 def many_dests(bench: Bench) -> list[Figure]:
-    """Appends to a source with 1,000 destinations beside appends to one with none."""
+    """Appends to a source with 1,000 destinations, compared with a source without destinations."""
     count = bench.options.scaled(MANY, MANY_QUICK)
     server = bench.start("many")
     server.expect("PUT", "/v0/topics/alone", b"{}")
@@ -235,7 +237,7 @@ def paced(bench: Bench, server: ServerProcess, requests: Path, rate: int) -> Sam
 
 
 def routed_recovery(bench: Bench) -> list[Figure]:
-    """From process start to ready over forwarded records that are in no checkpoint."""
+    """The time from process start to ready over forwarded records that are in no checkpoint."""
     records = bench.options.scaled(RECORDS, RECORDS_QUICK)
     server = bench.start("routed", STILL)
     server.expect("PUT", f"/v0/topics/{RECOVERED}", b"{}")

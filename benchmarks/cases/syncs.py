@@ -1,5 +1,5 @@
-"""The cost of `fsync`: beside the raw disk for one writer, beside class disk for many that share a
-sync.
+"""The cost of `fsync`: compared with the raw disk for one writer, and with class disk for many
+writers that share a sync.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def raw_side(bench: Bench, size: int) -> Sample:
 
 
 def fsync_lone(bench: Bench) -> list[Figure]:
-    """One writer, one record, class fsync: the server's cost on top of write + fdatasync."""
+    """One writer, one record, class fsync: the server's cost in addition to write + fdatasync."""
     server = bench.start()
     server.expect("PUT", "/v0/topics/sure", b'{"durability":"fsync"}')
     request = append_request("sure", 0, 1)
@@ -66,7 +66,7 @@ def fsync_lone(bench: Bench) -> list[Figure]:
 
 
 def fsync_16(bench: Bench) -> list[Figure]:
-    """Sixteen writers of 100 records each: class fsync beside class disk."""
+    """Sixteen writers of 100 records each: class fsync compared with class disk."""
     server = bench.start()
     files = {}
     for name, topic in (("fsync", "sure"), ("disk", "fast")):

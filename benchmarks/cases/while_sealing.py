@@ -1,4 +1,4 @@
-"""Every measured request once on a quiet server, once during sealing and checkpoints."""
+"""Every measured request on a quiet server, and during sealing and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.server import STILL, newest_snapshot_ns
 
 LIMIT = 3.0
-# A light load seals a segment at least twice a second and takes a checkpoint four times a second:
-# so the case compares sealing and checkpoints, and not a second writer.
+# A light load that causes a segment at least twice a second and a checkpoint four times a second.
+# So the case measures sealing and checkpoints, and not a second writer.
 SIDE_RATE = 20  # appends of 100 records a second
 CHECKPOINTS = {"TOPICS_CHECKPOINT_INTERVAL_MS": "250"}
 SMALL_SEGMENTS = CHECKPOINTS | {"TOPICS_SEGMENT_MAX_EVENTS": "1000"}
@@ -35,7 +35,7 @@ class Kind:
 
 
 def prepared(bench: Bench, name: str, settings: dict[str, str]) -> ServerProcess:
-    """A server with the topics of all kinds, and others for its checkpoints."""
+    """A server with the topics of all kinds of requests, and more topics for checkpoints."""
     server = bench.start(name, settings)
     server.expect("PUT", "/v0/topics/fast", b'{"durability":"disk"}')
     server.expect("PUT", "/v0/topics/sure", b'{"durability":"fsync"}')
@@ -72,7 +72,7 @@ def empty_topics(server: ServerProcess) -> None:
 
 
 def while_sealing(bench: Bench) -> list[Figure]:
-    """p99 during sealing and checkpoints, over the quiet p99."""
+    """p99 during sealing and checkpoints, as a ratio of the quiet p99."""
     quiet = prepared(bench, "quiet", STILL)
     small = prepared(bench, "small-segments", SMALL_SEGMENTS)
     larger = prepared(bench, "larger-segments", LARGER_SEGMENTS)

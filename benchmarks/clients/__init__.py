@@ -1,1 +1,1 @@
-"""Load generators and clients: processes beside the server, and how they are spoken to."""
+"""Load generators and clients, which run as processes of their own, and their controllers."""

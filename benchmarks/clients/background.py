@@ -1,7 +1,7 @@
-"""A client in the background: it runs only in the time that server and measured client leave.
+"""A client in the background: it runs only when the server and the measured client are idle.
 
-Such clients run on other machines than the server; here they must not take its processor time.
-Called by `crowd` and `stalled`.
+Real clients of this kind run on other machines, so here they must not take the server's processor
+time. Called by `crowd` and `stalled`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A crowd of writers that offers more than a server can accept: one process, raw sockets, epoll.
 
-Each connection sends its share of the rate, one request at a time: requests that fall due while it
-waits for an answer are sent as soon as the answer arrives. After a 429, a connection that honours
-`Retry-After` pauses for that time; another continues as if nothing had happened. A job names port,
-request file, connections, rate (requests a second of all), seconds and whether connections honour
+Each connection sends its share of the rate, one request at a time: a request that is due while the
+connection waits for an answer is sent as soon as the answer arrives. After a 429, a connection that
+honours `Retry-After` pauses for that time; any other connection sends on. A job names port, request
+file, connections, rate (requests a second of all), seconds and whether connections honour
 `Retry-After`. The answer counts acknowledged requests (by request of the file, so that a case can
 look for them), throttled ones, and the time of both. Started by `loader` as
-`benchmarks.clients.crowd`; standard library only, as `load`.
+`benchmarks.clients.crowd`; standard library only, like `load`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Crowd:
         self.offered += 1
         writer.index = self.requests.cursor
         writer.is_waiting = True
-        # Requests missed during the wait are not made up for; the rate is an upper bound.
+        # Requests missed during the wait are not sent later: the rate is an upper bound.
         writer.due = max(writer.due + self.step_s, now)
         if not writer.send(self.requests.take()):
             self.poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)

@@ -1,12 +1,12 @@
-"""The load generator: one process, raw sockets, epoll; it handles bytes only.
+"""The load generator: one process, raw sockets, epoll. It handles only bytes.
 
 Reads jobs from standard input, one JSON object a line, and answers each with one line: requests a
 second, latency percentiles, errors, and its own CPU time a request, so that a report can show that
 the generator was not the bottleneck. Started by `loader`. Standard library only: it starts in
-milliseconds, and no HTTP client's cost counts as the server's.
+milliseconds, and the cost of an HTTP client does not count as the server's.
 
 Invariants: a job is bounded in time and, if requested, in count; every connection has at most one
-request in flight; everything but a complete 2xx answer is an error.
+request in flight; every result other than a complete 2xx answer is an error.
 
 With `stamp`, a request names its producer: the generator replaces `{producer}` by a name that no
 other connection of any job has, and `{turn}` by the number of the request on its connection, from
@@ -36,10 +36,10 @@ from benchmarks.clients import postgres
 CHUNK_BYTES = 1 << 20
 STALL_SECONDS = 30.0
 HEAD_BYTES_MAX = 1 << 16
-# The rest of a body is only counted, so the kernel need not copy it.
+# The rest of a body is only counted, so let the kernel discard it without a copy.
 DISCARD = socket.MSG_TRUNC
 DIGIT_2 = ord("2")
-# Longer than any error of PostgreSQL that the benchmarks meet.
+# Longer than any error of PostgreSQL in the benchmarks.
 TAIL_BYTES = 400
 # The end of a chunked body; the measured bodies do not contain these bytes.
 LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -179,7 +179,7 @@ def greet(sock: socket.socket, greeting: bytes) -> None:
 
 
 class Requests:
-    """A request file in memory; requests are taken in turn, continuing after the last job's."""
+    """A request file in memory. Each job takes the requests that follow those of the job before."""
 
     def __init__(self, path: str) -> None:
         blob = Path(path).read_bytes()
@@ -324,8 +324,9 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
 def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """One connection on a blocking socket: no poll, so one call fewer for each request.
 
-    With `rate`, it sends a request every 1/rate seconds (late ones at once), like probes; without
-    it the next request follows the answer. A file that appears at `stop` ends the job early.
+    With `rate`, it sends a request every 1/rate seconds, like a probe; a late request is sent at
+    once. Without `rate`, the next request follows the answer. A file that appears at `stop` ends
+    the job early.
     """
     stop = str(job.get("stop", ""))
     replies = int(job.get("replies", 0))
@@ -373,7 +374,7 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
         now_ns = time.perf_counter_ns()
         tally.done(connection, now_ns)
         tally.ended_ns = now_ns
-        # A pause delays later probes; a burst after it would hide the pause.
+        # After a pause, later probes are delayed: a burst would hide the pause.
         due_ns = max(due_ns + step_ns, now_ns)
     sock.close()
     return tally.report()

@@ -1,7 +1,7 @@
-"""Talks to one load generator process: sends jobs, gets samples.
+"""Controls one load generator process: sends jobs, gets samples.
 
-Owned by `Bench`; a case that needs two loads at once makes a second `Loader`. `watching` talks to
-the watching client the same way.
+Owned by `Bench`; a case that needs two loads at once makes a second `Loader`. `watching` controls
+the watching client in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One round of one side; times in milliseconds, CPU in microseconds a request."""
+    """One round of one side; times in milliseconds, CPU in microseconds per request."""
 
     count: int
     seconds: float

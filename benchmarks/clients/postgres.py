@@ -1,8 +1,8 @@
 """PostgreSQL's wire protocol, version 3: messages as bytes, and a small session for the set-up.
 
-Only what the benchmarks need: a connection that needs no password, prepared statements, parameters
-as text or as binary arrays, results as text. Shared by `load`, `watchers`, `postgres_queue` and the
-cases; standard library only, because the load generator starts with it.
+Only the parts that the benchmarks need: a connection without a password, prepared statements,
+parameters as text or as binary arrays, results as text. Shared by `load`, `watchers`,
+`postgres_queue` and the cases; standard library only, because the load generator starts with it.
 
 A measured connection sends `greeting` once: the start-up, a Parse for each statement and calls that
 warm the connection's caches. Every later request is one `call`, and its answer ends with `READY`.
@@ -30,7 +30,7 @@ Setting = Mapping[str, str]
 
 
 class PostgresError(Exception):
-    """The server refused a request, or the answer is not of this protocol."""
+    """The server refused a request, or its answer does not follow this protocol."""
 
 
 def message(kind: bytes, body: bytes) -> bytes:
@@ -71,12 +71,12 @@ def bind(name: bytes, *parameters: bytes, binary: bool = False) -> bytes:
 
 
 def execute() -> bytes:
-    """Run the bound statement to its end."""
+    """Run the bound statement completely."""
     return message(b"E", text(b"") + struct.pack(">I", 0))
 
 
 def call(name: bytes, *parameters: bytes, binary: bool = False) -> bytes:
-    """One request of a prepared statement: Bind, Execute, Sync."""
+    """A request that runs a prepared statement: Bind, Execute, Sync."""
     return bind(name, *parameters, binary=binary) + execute() + SYNC
 
 

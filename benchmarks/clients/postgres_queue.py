@@ -1,12 +1,12 @@
-"""A queue in a table of PostgreSQL, `FOR UPDATE SKIP LOCKED`: its wires beside `queue_wires`. Pure.
+"""A queue in a table of PostgreSQL, with `FOR UPDATE SKIP LOCKED`: the wires in addition to
+`queue_wires`. Pure. A job is a row with the time from which it may be claimed. A claim takes the
+oldest due jobs, moves their time to the end of the lease, skips rows that another worker holds, and
+counts each try. An ack deletes the rows by id and try, so that it is fenced like ours. A job whose
+worker dies is due again when its lease ends. `synchronous_commit` is off, like class `disk`.
 
-A job is a row with the time from which it may be claimed. A claim moves this time of the oldest due
-jobs behind the lease, skips rows that another worker holds, and counts each try; an ack deletes the
-rows by id and try, so that it is fenced like ours. A job whose worker dies is due again when its
-lease ends. `synchronous_commit` is off, like class `disk`.
-
-Nobody waits in the phases of a round, so that side notifies nobody. For a waiting worker, the
-second wire notifies with each enqueue; the worker then claims, and its latency has both steps.
+In the phases of a round no worker waits, so the first wire sends no notifications. For a waiting
+worker, the second wire notifies with each enqueue; the worker then claims, and its latency includes
+both steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TABLE: Final = (
     "tries int NOT NULL DEFAULT 0, worker text, data json NOT NULL)"
 )
 INDEX: Final = "CREATE INDEX IF NOT EXISTS jobs_by_due ON jobs (due, id)"
-# Every statement walks an index and is planned once, also while the table has no statistics.
+# Settings: every statement uses an index and is planned once, even while the table has no
+# statistics.
 SETTINGS: Final = {
     "synchronous_commit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -52,7 +53,7 @@ _JSONS, _INT4S, _INT8S = 199, 1007, 1016
 
 
 def tagged(data: bytes, tag: bytes) -> bool:
-    """Whether an answer is complete; raises `WireError` unless its command did what `tag` says."""
+    """Whether an answer is complete. Raises `WireError` unless its command tag is `tag`."""
     if not data.endswith(postgres.READY):
         return False
     if not data.endswith(postgres.ending(tag)):
@@ -70,8 +71,8 @@ class Postgres:
     is_stream = False
 
     def greeting(self, worker: int) -> bytes:
-        # The calls do nothing. They load the catalogue into this connection's process, which a
-        # worker's pool of connections has long done.
+        # These calls change nothing. They load the catalogue into the process of this connection,
+        # as in a worker's pool of used connections.
         return postgres.greeting(
             SETTINGS,
             postgres.parse(b"one", ENQUEUE_ONE, postgres.JSON),
@@ -98,7 +99,7 @@ class Postgres:
             raise WireError(str(error)) from None
 
     def setup(self) -> list[bytes]:
-        # The greeting prepares statements, so the table is there before (`cases/queues`).
+        # The greeting prepares statements, so the table must exist before (`cases/queues`).
         return []
 
     def is_set_up(self, data: bytes) -> bool:
@@ -156,7 +157,7 @@ class Postgres:
 class PostgresNotified(Postgres):
     """The table whose enqueues notify a worker, which then claims."""
 
-    is_stream = True  # once it has said LISTEN
+    is_stream = True  # after its LISTEN
 
     def enqueue(self, worker: int, jobs: Sequence[bytes]) -> bytes:
         return b"".join(postgres.call(b"notify", job, binary=True) for job in jobs)

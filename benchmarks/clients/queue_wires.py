@@ -1,8 +1,8 @@
 """The protocol of each queue: ours, redis lists, redis streams, JetStream. Pure: bytes and values.
 
 A wire builds requests and decides whether an answer is complete; `workers` owns the sockets. All
-wires do the same work in as few round trips as their protocol allows, and each job is leased: it
-comes back when its worker dies. The further promises differ; docs/PERFORMANCE.md lists them.
+wires do the same work in as few round trips as their protocol allows. Each job is leased: it comes
+back when its worker dies. Other promises differ; docs/PERFORMANCE.md lists them.
 
 - Redis lists: jobs in a list. A claim is one script: it returns expired jobs to the list, takes
   jobs off the list and stores each under a new tag in a hash, with its deadline in a sorted set. An
@@ -50,7 +50,7 @@ def numbers(answer: bytes) -> list[int]:
 class Wire(Protocol):
     """One side. `worker` is a connection's number; `count` is the number of jobs of a request."""
 
-    # Whether jobs arrive by themselves once `wait` was sent.
+    # Whether the server pushes jobs after `wait` was sent.
     is_stream: bool
 
     def greeting(self, worker: int) -> bytes:
@@ -58,7 +58,7 @@ class Wire(Protocol):
         ...
 
     def greeted(self, data: bytes) -> bool:
-        """Whether the greeting has its answer."""
+        """Whether the answer to the greeting is complete."""
         ...
 
     def setup(self) -> list[bytes]:
@@ -66,7 +66,7 @@ class Wire(Protocol):
         ...
 
     def is_set_up(self, data: bytes) -> bool:
-        """Whether the answer to one of them is complete."""
+        """Whether the answer to one of the requests of `setup` is complete."""
         ...
 
     def enqueue(self, worker: int, jobs: Sequence[bytes]) -> bytes:
@@ -94,7 +94,7 @@ class Wire(Protocol):
         ...
 
     def left(self, worker: int) -> bytes:
-        """Ask for the number of jobs, waiting or leased."""
+        """Request the number of jobs, waiting or leased."""
         ...
 
     def left_count(self, data: bytes) -> int | None:
@@ -106,20 +106,20 @@ class Wire(Protocol):
         ...
 
     def waited(self, data: bytes) -> bool:
-        """Whether the job arrived, or the word that there is one."""
+        """Whether the job, or the notice of a job, has arrived."""
         ...
 
     def fetch(self, worker: int) -> bytes:
-        """Claim the job that was only announced; empty if the job itself arrived."""
+        """Claim a job that was only announced; empty if the job itself arrived."""
         ...
 
     def hold(self, answer: bytes, now_ms: int) -> bytes:
-        """The request that leases the received job; empty if its delivery is a lease already."""
+        """The request that leases the received job; empty if the delivery leases it."""
         ...
 
 
 def http_body(data: bytes) -> bytes | None:
-    """The body of a complete HTTP answer; None for part of one."""
+    """The body of a complete HTTP answer; None if the answer is incomplete."""
     head, mark, body = data.partition(b"\r\n\r\n")
     if not mark:
         return None
@@ -243,7 +243,7 @@ class Resp:
 
 
 def lines(data: bytes, count: int) -> bool:
-    """Whether a redis answer has this number of lines; an error is no answer."""
+    """Whether a redis answer has this number of lines. Raises if the answer is an error."""
     if data.startswith(b"-") or b"\r\n-" in data:
         raise WireError(data[:400].decode("latin-1"))
     return data.count(b"\r\n") >= count
@@ -292,7 +292,7 @@ return redis.call('HDEL', KEYS[2], unpack(ARGV))
 
 
 def script(text: bytes, keys: Sequence[bytes], *arguments: bytes) -> bytes:
-    """Run a loaded script."""
+    """The request that runs a loaded script."""
     name = sha1(text, usedforsecurity=False).hexdigest().encode()
     return command(b"EVALSHA", name, b"%d" % len(keys), *keys, *arguments)
 
@@ -419,7 +419,7 @@ class JetStream:
     _ACK_TO = re.compile(rb" (\$JS\.ACK\.\S+) \d+\r\n")
     _MESSAGES = re.compile(rb'"state":\{"messages":(\d+)')
     _NEXT = b"$JS.API.CONSUMER.MSG.NEXT.JOBS.workers"
-    # The PING that the server sends itself, two seconds after a client connected.
+    # The PING that the server sends two seconds after a client connected.
     _NOISE = b"PING\r\n"
 
     def greeting(self, worker: int) -> bytes:

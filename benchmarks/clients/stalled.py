@@ -1,10 +1,10 @@
 """Large uploads of one key that never end: one process, raw sockets, epoll.
 
-Each of `count` connections sends the head of an append and its body of `size` bytes but for the
-last ones, as fast as the server takes them, and then waits. One that is refused reads the answer
+Each of `count` connections sends the head of an append and its body of `size` bytes without the
+last bytes, as fast as the server takes them, and then waits. A refused connection reads the answer
 and begins again after `Retry-After`. A job also names port, key and seconds. The answer counts the
 sent bytes and the refused uploads, and errors: uploads that ended in another way. Started by
-`loader` as `benchmarks.clients.stalled`; standard library only, as `load`.
+`loader` as `benchmarks.clients.stalled`; standard library only, like `load`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTH = re.compile(rb"(?i)content-length: (\d+)")
 
 
 class Upload:
-    """One connection, and what is left of its body."""
+    """One connection, and the unsent rest of its body."""
 
     __slots__ = ("answer", "left", "sock")
 
@@ -36,7 +36,7 @@ class Upload:
         self.answer = b""
 
     def is_answered(self) -> bool:
-        """Whether the whole answer is there."""
+        """Whether the whole answer was received."""
         head, end, body = self.answer.partition(b"\r\n\r\n")
         length = LENGTH.search(head)
         return bool(end) and length is not None and len(body) >= int(length[1])
@@ -57,7 +57,7 @@ class Uploads:
         self.first_error = ""
         self.poll = select.epoll()
         self.live: dict[int, Upload] = {}
-        # When each upload that is not there begins.
+        # The start times of the uploads that have not begun.
         self.due = [0.0] * int(job["count"])
 
     def run(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Uploads:
             self.end(fd, upload, repr(error))
 
     def end(self, fd: int, upload: Upload, error: str = "") -> None:
-        """An upload has ended: it begins again later."""
+        """Handle the end of an upload, which begins again later."""
         told = RETRY_AFTER.search(upload.answer)
         if not error and upload.answer.startswith(b"HTTP/1.1 429 ") and told is not None:
             self.refused += 1

@@ -1,9 +1,10 @@
-"""The watching client: many sockets that read published messages, one that publishes; bytes only.
+"""The watching client: many sockets read published messages, and one socket publishes; it handles
+only bytes.
 
 Reads jobs from standard input like `load`, one JSON object a line, and answers each with one line.
 Writer and watchers are one process, so `request sent → last byte of the last watcher` is two
 readings of one clock. It implements no protocol: a job names the bytes that open a stream, the
-bytes that show that it is live, and the bytes that end a message. So the same loop measures our
+bytes that show that it is live, and the bytes that end a message. So the same loop can measure our
 streams, the floor, long polls and the peers. Started by `watching`; standard library only.
 
 Invariants: a turn ends when the writer has its answer and every expected watcher has one complete
@@ -31,7 +32,7 @@ from benchmarks.clients.load import STALL_SECONDS, Connection, Requests, Tally, 
 READ_BYTES = 4096
 LOOK_BYTES = 1 << 20
 CHUNKED = b"transfer-encoding: chunked"
-# The form of the writer's answer; other numbers are its number of CRLFs.
+# The form of the writer's answer. Any other number is the answer's number of CRLFs.
 HTTP, POSTGRES = -1, -2
 NOTIFIED = postgres.ending(b"SELECT 1")  # of a statement that stores and notifies
 
@@ -99,7 +100,7 @@ class Group:
         return data
 
     def drain(self) -> None:
-        """Discard the received bytes: heartbeats of the time without a read."""
+        """Discard the received bytes: heartbeats that arrived while nothing was read."""
         while events := self.poll.poll(0):
             for fd, _ in events:
                 self._read(fd)
@@ -112,8 +113,9 @@ class Group:
         self._pieces.clear()
 
     def turn(self, writer: Connection, request: bytes, expect: int, answer: int) -> tuple[int, int]:
-        """Do one write; return the ns until the last watcher's last byte, and until the writer's
-        answer.
+        """Do one write.
+
+        Return the ns until the last watcher's last byte, and until the writer's answer.
         """
         left, answered = expect, answer == 0
         read, end, poll, pieces = os.read, self.end, self.poll.poll, self._pieces
@@ -147,7 +149,10 @@ class Group:
         return last_ns, answer_ns
 
     def _piece(self, fd: int, data: bytes) -> int:
-        """Handle a partial or an examined message; return 1 if it is now complete."""
+        """Handle a part of a message, or a message to examine.
+
+        Returns 1 if the message is complete.
+        """
         if not data:
             raise Failed("the server closed a stream")
         data = self._pieces.pop(fd, b"") + data
@@ -167,7 +172,7 @@ class Group:
         return 1
 
     def ask_again(self) -> None:
-        """If readers must ask for each message: ask, from behind the last one."""
+        """If the protocol requires it, request the next message, behind the last one."""
         found = self.position.search(self.frame)
         if found is None:
             raise Failed(f"no position in {self.frame[:400]!r}")
@@ -210,8 +215,9 @@ def wait_readable(sock: socket.socket, otherwise: str) -> None:
 
 
 def take_answer(writer: Connection, answer: int) -> bool:
-    """Take more of the writer's answer; True when it is complete. Any answer but success is an
-    error.
+    """Take more of the writer's answer. Returns True when it is complete.
+
+    An answer other than success is an error.
     """
     buffer = bytearray(READ_BYTES)
     try:
@@ -251,8 +257,8 @@ def connect_writer(job: Job) -> Connection:
 def settled(writer: Connection, request: bytes, answer: int) -> None:
     """Wait for an answer that follows all earlier requests.
 
-    A server handles requests in the order of their arrival: when it answers this one, the readers
-    that asked before it are waiting.
+    A server handles requests in the order of their arrival: when it answers this request, all
+    earlier requests of readers are waiting.
     """
     if not writer.send(request):
         raise Failed("the writer's socket is full")
@@ -263,7 +269,7 @@ def settled(writer: Connection, request: bytes, answer: int) -> None:
 
 
 def measure(job: Job, group: Group, requests: Requests, proofs: Requests | None) -> Job:
-    """Write one message after the other, each when all watchers have the one before.
+    """Write messages one by one, each when all watchers have the message before.
 
     `proofs` holds the payload of each request; without it (the floor always sends the same) the end
     of a message is the proof.
@@ -299,7 +305,7 @@ def measure(job: Job, group: Group, requests: Requests, proofs: Requests | None)
             now_ns = time.perf_counter_ns()
             if now_ns < due_ns:
                 time.sleep((due_ns - now_ns) / 1e9)
-            # If readers must ask again, each message contains the position to read from.
+            # If readers must request each message, a message contains the position of the next.
             tally.latencies_ns.append(turn(proven=bool(settle)))
             tally.ended_ns = time.perf_counter_ns()
             due_ns = max(due_ns + step_ns, tally.ended_ns)
@@ -315,7 +321,7 @@ def measure(job: Job, group: Group, requests: Requests, proofs: Requests | None)
 
 
 class Client:
-    """All groups and request files of this process, and the actions of a job."""
+    """The groups and request files of this process, and the actions of a job."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}

@@ -1,4 +1,4 @@
-"""Talks to one watching client process: opens streams, measures writes, examines received bytes.
+"""Controls one watching client process: opens streams, measures writes, examines received bytes.
 
 `Wire` describes the protocol of one side as bytes; `live_streams` opens watch sessions on our
 server. Owned by the cases about watching, which end it with a `with` block.
@@ -26,10 +26,11 @@ class Wire:
     answer: int = -1  # the writer's answer: -1 HTTP, -2 PostgreSQL, else how many CRLF
     greeting: str = ""  # the writer's first bytes; the answer is `ready`
     noise: str = ""  # bytes between messages
-    again: str = ""  # asks for the next message from {position} (of {size} bytes) on
+    again: str = ""  # the request for the next message from {position} (of {size} bytes) on
     position: str = ""  # a regular expression for the position in a message
     width: int = 0  # least digits of the position in `again`
-    settle: str = ""  # the writer's request whose answer shows that all readers have asked again
+    # The writer's request whose answer shows that all readers have sent their next request.
+    settle: str = ""
 
 
 # The end of a record frame over SSE; a heartbeat ends otherwise. The chunk's own end is found at
@@ -76,8 +77,9 @@ class Watchers(Loader):
         seconds: float,
         rate: float = 0.0,
     ) -> Sample:
-        """Write, wait until `expect` watchers have the message, and repeat; latency to the last
-        byte.
+        """Write, wait until `expect` watchers have the message, and repeat.
+
+        Returns the latency to the last byte.
         """
         answer = self.call(
             do="measure",
@@ -113,8 +115,9 @@ def stream_request(stream_url: str) -> bytes:
 def open_sessions(
     server: ServerProcess, topics: Iterable[Sequence[str]], heartbeat_ms: int
 ) -> list[bytes]:
-    """Open one watch session for each list of topics, from the heads on; return the GETs of their
-    streams.
+    """Open a watch session for each list of topics, from the heads on.
+
+    Return the GETs of the streams.
     """
     requests = []
     for names in topics:

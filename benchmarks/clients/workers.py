@@ -26,7 +26,8 @@ from benchmarks.clients.postgres_queue import POSTGRES_WIRES
 from benchmarks.clients.queue_wires import WIRES, Wire, WireError, numbers, payload
 from benchmarks.servers.process import cpu_seconds
 
-# For a larger buffer the allocator asks the kernel three times: more than the rest of a call.
+# For a larger buffer the allocator calls the kernel three times, which costs more than the rest of
+# a call.
 READ_BYTES = 1 << 16
 # The pause of the queue before each job of the latency measurement.
 REST_SECONDS = 0.002
@@ -42,12 +43,12 @@ class Failed(Exception):
 
 
 def now_ms() -> int:
-    """The wall clock, for deadlines that a client has to set."""
+    """The wall clock in ms, for deadlines that a client sets."""
     return time.time_ns() // 1_000_000
 
 
 class Connection:
-    """One socket, its partial answer, and the bytes for which it had no room."""
+    """One socket, its partial answer, and its unsent bytes."""
 
     __slots__ = ("data", "number", "out", "sent_ns", "sock")
 
@@ -79,14 +80,14 @@ class Connection:
                 return data
 
     def send(self, request: bytes) -> bool:
-        """Send the bytes for which there is room; return whether that was all."""
+        """Send as many bytes as the socket takes. Returns whether all are sent."""
         self.data = b""
         self.sent_ns = time.perf_counter_ns()
         self.out = memoryview(request)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send more of it."""
+        """Send more of the waiting bytes."""
         assert self.out is not None
         try:
             sent = self.sock.send(self.out)
@@ -97,8 +98,8 @@ class Connection:
 
 
 class Phase:
-    """One phase: each connection has its own requests and sends one when the last has its
-    answer.
+    """One phase: each connection has its own requests, and sends the next one when the last is
+    answered.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Phase:
         self.answers: list[tuple[int, bytes]] = []  # the connection of each request
 
     def run(self, poll: select.epoll, tally: Tally) -> None:
-        """Send all and wait for every answer."""
+        """Send all requests, and wait for every answer."""
         by_fd = {connection.sock.fileno(): connection for connection in self._connections}
         live = sum(self._start(poll, connection) for connection in self._connections)
         while live:
@@ -222,7 +223,7 @@ class Client:
         count: int,
         last: Callable[[], None] | None = None,
     ) -> Job:
-        """Run a phase, then `last`; return the time of both for each job."""
+        """Run a phase, then `last`. Return the time of both per job."""
         used = cpu_seconds(int(job["pid"]))
         tally = Tally()
         phase.run(poll, tally)
@@ -238,7 +239,7 @@ class Client:
         return report
 
     def _idle(self, job: Job, wire: Wire) -> Job:
-        """Add one job at a time to an idle queue for which one worker waits."""
+        """Add one job at a time to an idle queue with one waiting worker."""
         port = int(job["port"])
         writer, worker, acker = (Connection(port, number, wire) for number in (1, 0, 2))
         used = cpu_seconds(int(job["pid"]))

@@ -1,4 +1,4 @@
-"""Talks to one queue client process: makes queues, runs rounds, measures deliveries.
+"""Controls one queue client process: makes queues, runs rounds, measures deliveries.
 
 Owned by the cases about queues, which end it with a `with` block.
 """
@@ -23,7 +23,7 @@ class QueueSide:
 
 
 class Workers(Loader):
-    """A queue client process. Rates are jobs a second, CPU is for each job, latency for a call."""
+    """A queue client process. Rates are jobs a second, CPU is per job, latency is per call."""
 
     def __init__(self) -> None:
         super().__init__("benchmarks.clients.workers")
@@ -37,7 +37,7 @@ class Workers(Loader):
         self._call("setup", side)
 
     def round(self, side: QueueSide, *, workers: int, batch: int, jobs: int) -> dict[str, Sample]:
-        """Enqueue, claim and ack this number of jobs on this number of connections, a batch a
+        """Enqueue, claim and ack this number of jobs on this number of connections, one batch per
         call.
         """
         answer = self._call("round", side, workers=workers, batch=batch, jobs=jobs)

@@ -1,7 +1,7 @@
 """The report as one SVG: each figure's value against its bar, with the spread of its rounds. Pure.
 
-It draws a few rectangles itself: the picture has one kind of row, and a benchmark must not add a
-plotting library to the lock file.
+This module draws its few rectangles itself: the picture has only one kind of row, and benchmarks
+should not add a plotting library to the lock file.
 """
 
 from __future__ import annotations

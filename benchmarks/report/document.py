@@ -1,6 +1,6 @@
-"""Writes a kept report into the documentation: pages of figures, and the overview.
+"""Writes a stored report into the documentation: pages of figures, and the overview.
 
-`docs/performance/GROUP.md` has the figures of one group of cases, and nothing written by hand: a
+`docs/performance/GROUP.md` has the figures of one group of cases, and no text written by hand: a
 report replaces the pages that it has figures for and leaves the others. The overview is the chart
 `docs/images/speed.svg` and the table between the markers of docs/PERFORMANCE.md.
 """
@@ -82,7 +82,7 @@ def _row(figure: Figure) -> str:
 
 
 def part(report: Report, cases: Collection[str]) -> Report | None:
-    """The part of a report for some cases; None if it has none."""
+    """The part of a report for some cases; None if it has none of them."""
     figures = [figure for figure in report.figures if figure.case in cases]
     errors = {case: why for case, why in report.errors.items() if case in cases}
     skipped = {case: why for case, why in report.skipped.items() if case in cases}
@@ -92,7 +92,7 @@ def part(report: Report, cases: Collection[str]) -> Report | None:
 
 
 def write_pages(report: Report, docs: Path = DOCS) -> None:
-    """Replace the pages of the groups that the report has something for."""
+    """Replace the pages of the groups for which the report has figures."""
     for name, (title, cases) in PAGES.items():
         about = part(report, cases)
         if about is not None:
@@ -109,7 +109,10 @@ def write_overview(report: Report, docs: Path = DOCS) -> None:
 
 
 def replaced(text: str, content: str) -> str:
-    """The page with another table; `ValueError` unless it contains both markers once."""
+    """The page with another table.
+
+    Raises `ValueError` unless the page contains both markers once.
+    """
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"the page must contain {BEGIN!r} and {END!r} once")
     before, _, rest = text.partition(BEGIN)

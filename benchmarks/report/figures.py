@@ -1,7 +1,7 @@
 """Results as plain values: series, bars, verdicts, and their JSON. Pure.
 
-A figure holds every round's value, so that everything shown can be computed again from the JSON
-file. Made by the cases; shown by `terminal`, `chart` and `document`.
+A figure holds the value of every round, so that all shown values can be computed again from the
+JSON file. Made by the cases; shown by `terminal`, `chart` and `document`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One value a round."""
+    """One value for each round."""
 
     label: str
     unit: str
@@ -39,7 +39,7 @@ class Series:
         return max(self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """The series with median and spread, for readers that do not compute."""
+        """The series with median and spread, so that readers need not compute them."""
         return {
             "label": self.label,
             "unit": self.unit,
@@ -52,7 +52,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The requirement for a series: its median (or its highest value) is on one side of a limit."""
+    """A requirement for a series: its median (or its highest value) must be on one side of a
+    limit.
+    """
 
     sense: Literal[">=", "<="]
     limit: float
@@ -171,7 +173,7 @@ def ratios(over: Sequence[float], under: Sequence[float], label: str) -> Series:
 
 
 def spelled(value: float, unit: str) -> str:
-    """A value for a person to read."""
+    """A value as text for people."""
     match unit:
         case "x":
             return f"{value:.2f}x"

@@ -28,7 +28,7 @@ def raw_sync_ms(folder: Path, size: int, seconds: float) -> list[float]:
     """Latencies in ms of write + fdatasync of `size` bytes, one after the other, into a zero-filled
     file.
 
-    This is the best that a journal with preallocation could reach on this file system.
+    A journal with preallocation cannot be faster on this file system.
     """
     path = folder / "raw-sync.bin"
     payload = b"\x5a" * size
@@ -68,7 +68,7 @@ def file_system_of(folder: Path) -> str:
 
 
 def processor() -> str:
-    """The processor's name as the kernel gives it."""
+    """The processor's name, from the kernel."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -79,7 +79,7 @@ def processor() -> str:
 
 
 def describe(folder: Path) -> dict[str, str | int | float]:
-    """The facts that a reader needs to judge the figures."""
+    """Facts about the machine that a reader needs to judge the figures."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": processor(),

@@ -1,7 +1,7 @@
 """Twelve rows of one report, as the chart of the README and the table of docs/PERFORMANCE.md. Pure.
 
-Each value comes from a report that `--json` wrote: a row names its figure and series, and this
-module contains no measured number. `document` writes both files.
+Each value comes from a report that `--json` wrote. A row names its figure and series; this module
+contains no measured number. `document` writes both files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Where a value stands in the report: a figure by its name, a series by its label."""
+    """A value in the report: the name of its figure and the label of its series."""
 
     figure: str
     series: str
@@ -47,7 +47,7 @@ class Side:
 class Row:
     """One line of the table; `times` turns requests into records.
 
-    `case`: a report that did not run this case, because it is older, is shown without the row.
+    `case`: an older report without this case is shown without the row.
     """
 
     what: str
@@ -161,14 +161,14 @@ ROWS: Final = (
 
 
 def rows_of(report: Report) -> list[Row]:
-    """The rows that a report of its age has."""
+    """The rows for which the report has the case."""
     return [row for row in ROWS if not row.case or row.case in report.options["only"]]
 
 
 def values_of(row: Row, report: Report) -> dict[str, float]:
     """Median of each side that was measured, in the unit of the row.
 
-    Raises `ValueError` if the report lacks our own side; a peer may not be installed.
+    Raises `ValueError` if the report lacks our own side; peers may be missing if not installed.
     """
     figures = {figure.name: figure for figure in report.figures}
     found = {name: _series(figures, side) for name, side in row.sides.items()}
@@ -186,7 +186,7 @@ def _series(figures: Mapping[str, Figure], side: Side) -> Series | None:
 
 
 def spelled(value: float, unit: str) -> str:
-    """A value with three digits that count."""
+    """A value with three significant digits."""
     if value >= 1e6:
         return f"{value / 1e6:.1f} million" if unit.endswith("/s") else f"{value:,.0f}"
     if value >= 1000:
@@ -233,7 +233,7 @@ TIMES: Final = "Milliseconds: shorter is better"
 
 
 def picture(report: Report) -> str:
-    """The SVG: each row has its own scale, the longest bar is its largest value."""
+    """The SVG. Each row has its own scale: its longest bar is its largest value."""
     parts = [
         _text(16, 28, "topics-server beside other servers", size=17, weight="bold"),
         _text(16, 48, machine_of(report), size=11, colour=PALE),

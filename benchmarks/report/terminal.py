@@ -20,7 +20,7 @@ def spread(series: Series) -> str:
 
 
 def bar_text(figure: Figure) -> str:
-    """The bar in words, empty if there is none."""
+    """The bar in words; empty without a bar."""
     if figure.bar is None:
         return ""
     what = "" if figure.bar.of == "median" else "highest "

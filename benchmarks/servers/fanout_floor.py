@@ -1,10 +1,10 @@
 """The floor of fan-out: a bare asyncio loop that writes given bytes to every watching socket.
 
-It runs in a process of its own on the loop our server uses (uvloop). A connection that begins with
-`GET` watches: it gets a greeting once and then the frame, byte for byte as our server sent it. Any
-other connection writes: whenever the bytes of one append have arrived, the loop writes the frame to
-each watcher with `transport.write`, and then our server's answer to the writer. No HTTP, no JSON,
-no log, no cursor: `ours / floor` shows their cost.
+It runs in its own process, on the event loop of our server (uvloop). A connection that begins with
+`GET` watches: it gets a greeting once and then the frame, with exactly the bytes that our server
+sent. Any other connection writes: when the bytes of one append have arrived, the loop writes the
+frame to each watcher with `transport.write`, and then our server's answer to the writer. The floor
+has no HTTP, no JSON, no log and no cursor: `ours / floor` shows their cost.
 
 Started by `start_fanout_floor`; run as a module with FRAME, ANSWER, SIZE and PORT_FILE.
 """
@@ -27,7 +27,7 @@ GREETING = b"live\n"
 
 
 class Peer(asyncio.Protocol):
-    """One connection; its first bytes decide whether it watches or writes."""
+    """One connection, which watches or writes, depending on its first bytes."""
 
     def __init__(self, watching: set[asyncio.Transport], frame: bytes, answer: bytes, size: int):
         self._watching = watching

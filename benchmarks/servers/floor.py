@@ -1,11 +1,11 @@
 """The floor: a bare ASGI application that reads a request and sends a fixed answer.
 
-It runs in a process of its own, under uvicorn with the flags of `topics_server/server.py`, gets the
-same request bytes and sends the same response bytes (status, headers, body, as the server answered
-them once). It does no other work: so `ours / floor` shows the cost of the server's work on this
-machine now.
+It runs in its own process, under uvicorn with the flags of `topics_server/server.py`. It gets the
+same request bytes as our server, and sends the response bytes (status, headers, body) that our
+server once sent. It does no other work: `ours / floor` shows the current cost of the server's work
+on this machine.
 
-Started by `start_floor`; run as `python -m benchmarks.floor ANSWER PORT_FILE`.
+Started by `start_floor`; run as `python -m benchmarks.servers.floor ANSWER PORT_FILE`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bare_application(status: int, headers: list[tuple[bytes, bytes]], body: byte
 
 
 def start_floor(folder: Path, name: str, reply: Reply) -> ServerProcess:
-    """Start a floor that answers with the bytes of `reply`, and wait until it serves."""
+    """Start a floor that answers with the bytes of `reply`, and wait until it is ready."""
     answer = folder / f"floor-{name}.answer"
     about = {"status": reply.status, "headers": reply.headers}
     answer.write_bytes(json.dumps(about).encode() + b"\n" + reply.body)

@@ -1,7 +1,7 @@
 """Other servers for comparison: started on a free port, called in their own protocol.
 
-A peer that is not installed raises `NotInstalled` with the line that installs it; the cases put
-that line into their result instead of leaving the peer out. Used by `cases/compared/`,
+A peer that is not installed raises `NotInstalled` with the command that installs it. The cases put
+this command into their result, so that the missing peer is visible. Used by `cases/compared/`,
 `cases/watch/` and `cases/queues`.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.servers.process import ServerProcess, cpu_seconds
 from tests.streams import node
 
 NATS_HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'
-# Debian's packages keep each version in a folder of its own, out of PATH.
+# Debian's packages install each version into its own folder, which is not in PATH.
 POSTGRES_VERSIONS = Path("/usr/lib/postgresql")
 START_TURNS, START_STEP_SECONDS = 500, 0.01
 
@@ -51,8 +51,8 @@ def command(*words: bytes) -> bytes:
 class Peer:
     """A process on its own port; `close` ends it.
 
-    It is ready when it answers `probe` with bytes that contain `ready`. `account` is the name of
-    the user that the process runs as; None: the caller's.
+    The peer is ready when it answers `probe` with bytes that contain `ready`. `account` is the name
+    of the user that the process runs as; None: the caller's.
     """
 
     END = signal.SIGTERM
@@ -105,7 +105,7 @@ class Peer:
 
 
 def identity(account: str | None) -> dict[str, Any]:
-    """The arguments of `subprocess` that start a program as this user, in none of our groups."""
+    """The arguments of `subprocess` that start a program as this user, without our groups."""
     if account is None:
         return {}
     entry = pwd.getpwnam(account)
@@ -119,7 +119,7 @@ def free_port() -> int:
 
 
 class Redis(Peer):
-    """A redis server; it syncs its log as `fsync` says (`everysec`, `always`)."""
+    """A redis server. `fsync` sets when it syncs its log (`everysec`, `always`)."""
 
     def __init__(self, folder: Path, fsync: str) -> None:
         path = program("redis-server")
@@ -132,7 +132,7 @@ class Redis(Peer):
 
 
 class Nats(Peer):
-    """A NATS server: core only, which stores nothing; or with JetStream and its files."""
+    """A NATS server: only core NATS, which stores nothing, or with JetStream and its files."""
 
     def __init__(self, folder: Path, *, jetstream: bool = False) -> None:
         path = program("nats-server")
@@ -148,7 +148,9 @@ class Nats(Peer):
 
 
 def postgres_program() -> Path:
-    """The path of `postgres`; of several versions that are not in PATH, the newest."""
+    """The path of `postgres`; if several versions are installed outside PATH, that of the
+    newest.
+    """
     found = shutil.which("postgres")
     paths = [Path(found)] if found else list(POSTGRES_VERSIONS.glob("*/bin/postgres"))
     if not paths:
@@ -174,9 +176,9 @@ def unprivileged() -> str | None:
 class Postgres(Peer):
     """A PostgreSQL server with a fresh cluster; durability is a setting of each connection."""
 
-    END = signal.SIGINT  # it ends although clients are connected
-    # Checkpoints come by time, not in the middle of each load; and there is room for all
-    # connections. fsync is on, and the log writer's delay is 200 ms: defaults.
+    END = signal.SIGINT  # ends the server even if clients are connected
+    # Checkpoints start by time, not in the middle of each load, and there is room for all
+    # connections. By default fsync is on, and the log writer's delay is 200 ms.
     SETTINGS = ("shared_buffers=512MB", "max_wal_size=4GB", "max_connections=200")
 
     def __init__(self, folder: Path) -> None:
@@ -186,7 +188,7 @@ class Postgres(Peer):
         data = folder / "data"
         data.mkdir(mode=0o700)
         if account is not None:
-            # The scratch folder is ours alone; the other user passes through it by name.
+            # Only this user can list the scratch folder; the other user may only pass through it.
             folder.parent.chmod(0o711)
             shutil.chown(data, account)
         initdb = [str(path.parent / "initdb"), "-D", str(data), "-U", postgres.USER]
@@ -203,7 +205,7 @@ class Postgres(Peer):
         )
 
     def run(self, sql: str) -> list[list[bytes]]:
-        """Run statements over a session of its own."""
+        """Run statements over a new session."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as sock:
             return postgres.Session(sock).run(sql)
 

@@ -1,8 +1,9 @@
-"""Our server without the parts that operation adds to an append, for `operate-cost`.
+"""Our server without the parts of an append that serve only operation, for `operate-cost`.
 
 Settings switch off keys and the `Host` check (`cases/operating`). Request ids, security headers and
-request metrics have no switch, because nobody should switch them off: they are replaced here before
-the server starts. Only for benchmarks: `python -m benchmarks.servers.plain_server serve`.
+request metrics cannot be switched off, because no installation should do that. So this module
+replaces them before the server starts. Only for benchmarks:
+`python -m benchmarks.servers.plain_server serve`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Server processes: start, wait until ready, read the kernel's counters, end.
 
-Base of `server` and `floor`. Invariant: the code that starts a process ends it, by its own handle,
-also when the benchmark fails. Linux only where `/proc` is read.
+Base of `server` and `floor`. Invariant: the code that starts a process also ends it, by its handle,
+even if the benchmark fails. Linux only where `/proc` is read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class ServerProcess:
-    """A server child process that listens on a port of its own choice."""
+    """A server as a child process, on a port that it chooses itself."""
 
     def __init__(
         self, command: Sequence[str], environment: dict[str, str], port_file: Path, log: Path
@@ -107,7 +107,7 @@ class ServerProcess:
         raise BenchmarkError(f"server not ready after {timeout_s:.0f} s: {self.tail()}")
 
     def wait_port(self, timeout_s: float = 30.0) -> None:
-        """Wait until the process listens; for servers that do not speak HTTP."""
+        """Wait until the process listens; for servers without HTTP."""
         deadline = self.started_at + timeout_s
         while not self._look_for_port():
             if time.perf_counter() > deadline:
@@ -122,7 +122,7 @@ class ServerProcess:
         return self.port
 
     def open_sockets(self) -> int:
-        """The number of sockets that the process has now."""
+        """The number of open sockets of the process."""
         count = 0
         for link in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # closed after it was listed
@@ -165,8 +165,9 @@ class ServerProcess:
         return cpu_seconds(self.pid)
 
     def stop(self, timeout_s: float = 120.0) -> float:
-        """Stop the process by SIGTERM as an operator would; return the seconds. It must exit with
-        0.
+        """Stop the process by SIGTERM, like an operator. Returns the seconds.
+
+        The exit code must be 0.
         """
         self._hang_up()
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Starts our server on a data directory of its own; the cases call it through `Bench.server`.
 
-Every setting comes from the case: `TOPICS_*` variables of the caller's environment are left out, so
-that a benchmark measures the same thing everywhere.
+Every setting comes from the case. `TOPICS_*` variables of the caller's environment are removed, so
+that a benchmark measures the same settings everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.servers.process import ServerProcess
 
 DEFAULT_COMMAND = (sys.executable, "-m", "topics_server", "serve")
 NEVER_MS = "86400000"
-# No segment is sealed and no checkpoint begins by itself.
+# Settings under which no segment is sealed and no checkpoint begins automatically.
 STILL = {
     "TOPICS_CHECKPOINT_INTERVAL_MS": NEVER_MS,
     "TOPICS_CHECKPOINT_WAL_BYTES": str(1 << 40),
@@ -30,9 +30,10 @@ def start_server(
     settings: Mapping[str, str] | None = None,
     command: Sequence[str] = DEFAULT_COMMAND,
 ) -> ServerProcess:
-    """Start `serve`; returns at once, the caller waits for `/v0/ready`."""
+    """Start `serve` and return at once. The caller waits for `/v0/ready`."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
-    environment.pop("PYTHONOPTIMIZE", None)  # measured with its asserts on, as users run it
+    # Measure with asserts, because users run the server with asserts.
+    environment.pop("PYTHONOPTIMIZE", None)
     port_file = data_dir.with_name(data_dir.name + ".port")
     environment |= {
         "TOPICS_HOST": "127.0.0.1",
@@ -48,8 +49,8 @@ def start_server(
 
 
 def newest_snapshot_ns(data_dir: Path) -> int:
-    """The time at which the newest snapshot of a data directory was published; 0 if there is
-    none.
+    """The time at which the newest snapshot of a data directory was published; 0 without a
+    snapshot.
     """
     times = [path.stat().st_mtime_ns for path in data_dir.glob("snapshots/*")]
     return max(times, default=0)

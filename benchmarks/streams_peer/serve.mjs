@@ -1,4 +1,4 @@
-// The official server of Durable Streams, its streams in files, every append synced as it ships.
+// The official server of Durable Streams, with streams in files. By default it syncs every append.
 //   node serve.mjs DIRECTORY PORT PORT-FILE
 import { renameSync, writeFileSync } from "node:fs"
 import { DurableStreamTestServer } from "@durable-streams/server"

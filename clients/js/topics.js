@@ -1,7 +1,7 @@
 // A client of topics-server for browsers and Node 20 or newer: one file, no dependency.
 //
-// `append` stores exactly once over retries, `read` and `live` are async iterators that go on from their own
-// position after a failure, and a gap is an item like a record. See README.md and topics.d.ts.
+// `append` stores records exactly once, even if it sends them again. `read` and `live` are async iterators that
+// continue from their own position after a failure; a gap is an item like a record. See README.md and topics.d.ts.
 
 /** The server answered with an error: HTTP `status`, and the `code` and `detail` of its envelope. */
 export class Refused extends Error {
@@ -15,7 +15,7 @@ export class Refused extends Error {
   }
 }
 
-/** No answer came, or it broke off. The server may have seen the request. */
+/** No answer came, or the answer broke off. The server may have received the request. */
 export class Unreachable extends Error {
   constructor(message, cause) {
     super(message, { cause });
@@ -23,22 +23,22 @@ export class Unreachable extends Error {
   }
 }
 
-// Statuses that pass by themselves; 502 and 504 are those of a proxy whose server restarts.
+// Statuses of temporary errors; 502 and 504 come from a proxy whose server restarts.
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const passes = (error) => error instanceof Unreachable || (error instanceof Refused && PASSING.has(error.status));
 
 const HEARTBEAT_MS = 15_000;
-// A stream without a byte for this long is dead: two heartbeats and slack.
+// If a stream sends no byte for this long, it is dead: two heartbeats and a margin.
 const QUIET_MS = 2 * HEARTBEAT_MS + 5_000;
 const SAVE_EVERY_MS = 1_000;
-// How often a tab looks by itself although no other tab rang.
+// How often a tab reads on its own, without a notice from another tab.
 const LOOK_EVERY_MS = 30_000;
-// A server that asks for a longer pause is asked again after this; a timer takes no number of more than 31 bits.
+// The longest pause after which a request is sent again, because timers take at most 31 bits.
 const RETRY_AFTER_MS_MAX = 3_600_000;
 
 // -- items ------------------------------------------------------------------------------------------
 
-// `position` is what `cursor` encodes: where a reader goes on that has handled this item.
+// `cursor` encodes `position`: the place from which a reader continues behind this item.
 class Item {
   #position;
   constructor(kind, topic, position) {
@@ -91,7 +91,8 @@ class Backoff {
     this.#random = random;
   }
   reset() { this.#tries = 0; }
-  // Never near zero, and what the server asked for comes on top: clients that failed together come back apart.
+  // At least half of the limit, plus the pause that the server asked for. The random part spreads clients that failed
+  // together.
   nextMs(error) {
     const longest = Math.min(this.#capMs, this.#baseMs * 2 ** Math.min(this.#tries++, 30));
     return Math.ceil((error?.retryAfterMs ?? 0) + longest / 2 + (this.#random() * longest) / 2);
@@ -107,7 +108,7 @@ function pauseFor(ms, signal) {
   });
 }
 
-// A controller that the caller's signal aborts too; `unlink` ends that.
+// A controller that the caller's signal also aborts, until `unlink` is called.
 function linked(signal) {
   const controller = new AbortController();
   const onAbort = () => controller.abort(signal.reason);
@@ -118,12 +119,12 @@ function linked(signal) {
 
 // -- cursors that outlive the program -----------------------------------------------------------------
 
-/** Keeps a cursor in the browser: `localStorage`, or a storage with the same methods. */
+/** Stores a cursor in the browser: in `localStorage`, or in a storage with the same methods. */
 export function webStore(name, storage = globalThis.localStorage) {
   return { load: async () => storage.getItem(name) ?? undefined, save: async (cursor) => storage.setItem(name, cursor) };
 }
 
-/** Keeps a cursor in a file (Node): written beside it, synced and renamed. */
+/** Stores a cursor in a file (Node): written to a second file, synced and renamed. */
 export function fileStore(path) {
   return {
     async load() {
@@ -149,7 +150,7 @@ export function fileStore(path) {
   };
 }
 
-// Saves the newest handled item, at most once in `everyMs`, one save after the other.
+// Saves the cursor of the newest handled item, at most once in `everyMs`; saves never overlap.
 class Saver {
   #store; #everyMs; #item; #timer; #saving; #error;
   constructor(store, everyMs) {
@@ -174,7 +175,7 @@ class Saver {
   }
 }
 
-// An item is handled when the loop asks for the next one.
+// An item counts as handled when the loop requests the next item.
 async function* saved(items, store, everyMs) {
   if (!store) return yield* items;
   const saver = new Saver(store, everyMs);
@@ -190,7 +191,7 @@ async function* saved(items, store, everyMs) {
 
 // -- server-sent events -------------------------------------------------------------------------------
 
-// Frames from pieces of text; each piece is looked at once, however long a line is.
+// Parses pieces of text into frames. Each piece is scanned once, even if a line is very long.
 class FrameReader {
   #pieces = [];
   #frame = { event: "", id: undefined, data: [] };
@@ -211,14 +212,14 @@ class FrameReader {
       const frame = this.#frame;
       this.#frame = { event: "", id: undefined, data: [] };
       const data = frame.data.length ? frame.data.join("\n") : undefined;
-      return data !== undefined || frame.id !== undefined ? { ...frame, data } : undefined; // an id alone is a position
+      return data !== undefined || frame.id !== undefined ? { ...frame, data } : undefined; // a frame with only an id is a position
     }
     const colon = line.indexOf(":");
     const name = colon < 0 ? line : line.slice(0, colon);
     const value = colon < 0 ? "" : line.slice(colon + (line[colon + 1] === " " ? 2 : 1));
     if (name === "data") this.#frame.data.push(value);
     else if (name === "event" || name === "id") this.#frame[name] = value;
-    return undefined; // a heartbeat is a comment, its name is empty
+    return undefined; // a heartbeat is a comment, which has an empty name
   }
 }
 
@@ -232,7 +233,7 @@ function randomName() {
 function parsedCursor(text) {
   if (text === undefined || text === null) return undefined;
   let position;
-  try { position = JSON.parse(text); } catch { /* told below */ }
+  try { position = JSON.parse(text); } catch { /* refused below */ }
   if ([position?.id, position?.from, position?.seq].every((value) => value === undefined)) throw new TypeError("this is no cursor of an item");
   return position;
 }
@@ -253,17 +254,17 @@ async function refusal(response) {
   return new Refused(response.status, code, message, detail, retryAfterMs(response, detail));
 }
 
-// A URL is resolved before it is sent, so that `.` and `..` would lead to another resource.
+// `fetch` resolves a URL before it is sent, so `.` and `..` would lead to another resource.
 function path(topic) {
   if (topic === "." || topic === ".." || topic === "") throw new TypeError(`${JSON.stringify(topic)} is not the name of a topic`);
   return `/v0/topics/${encodeURIComponent(topic)}`;
 }
 
-// Wrong addresses and keys are told at once: a request would fail without end, and its error would show the key.
+// Refuse wrong addresses and keys at once: a request would fail for ever, and its error would show the key.
 function checkedUrl(url) {
   const text = String(url).replace(/\/+$/, "");
   let parsed;
-  try { parsed = new URL(text, globalThis.location?.href); } catch { /* told below */ }
+  try { parsed = new URL(text, globalThis.location?.href); } catch { /* refused below */ }
   if (parsed?.username || parsed?.password) throw new TypeError("the URL must not contain credentials; give the key as an option");
   if (!["http:", "https:"].includes(parsed?.protocol)) throw new TypeError(`${JSON.stringify(text)} is not the URL of a server; one looks like http://127.0.0.1:4000`);
   return text;
@@ -299,7 +300,7 @@ export class Topics {
     this.#random = options.random ?? Math.random;
   }
 
-  /** Append one record or a list of them. A repeat after a lost answer stores nothing twice. */
+  /** Append a record or a list of records. A repeat after a lost answer stores nothing twice. */
   async append(topic, records, options = {}) {
     checkKeys(options, ["config", "create", "idempotencyKey", "if", "node", "onRetry", "patienceMs", "signal"], "append");
     const { config, create, if: condition, node, idempotencyKey = randomName(), ...rest } = options;
@@ -308,7 +309,7 @@ export class Topics {
     return this.call(path(topic), { ...rest, method: "POST", body });
   }
 
-  /** Send a request to any route and return its JSON; passing errors are tried again for `patienceMs`. */
+  /** Send a request to any route and return its JSON; temporary errors are retried for `patienceMs`. */
   async call(route, options = {}) {
     const { method = "GET", body, signal, onRetry, patienceMs = this.#patienceMs } = options;
     const backoff = new Backoff(100, 5_000, this.#random);
@@ -351,7 +352,7 @@ export class Topics {
     return response;
   }
 
-  /** The items of a topic from a position to the head that it has when the reading begins. */
+  /** The items of a topic from a position up to its head at the start of the read. */
   read(topic, options = {}) {
     checkKeys(options, [...COMMON, "filter"], "read");
     return saved(this.#read(topic, options), options.store, options.saveEveryMs ?? SAVE_EVERY_MS);
@@ -368,7 +369,7 @@ export class Topics {
     }
   }
 
-  // One page behind `position`, which moves on. A page of another incarnation than the position's is a gap.
+  // Reads one page behind `position` and moves it. If the topic was created again, the page begins with a gap.
   async #page(topic, position, options) {
     const { filter, includeMeta, includeTags = true, limit, node, signal, onRetry, patienceMs } = options;
     const ask = (seq) => this.call(`${path(topic)}/diff`, { method: "POST", signal, onRetry, patienceMs,
@@ -389,7 +390,7 @@ export class Topics {
     return { items, isRecreated, isCaughtUp: page.caught_up, head: page.head_seq };
   }
 
-  /** The items of topics from a position on, and then as they come; ends when every topic is deleted, else never. */
+  /** The items of topics from a position on, then new ones as they arrive. Ends only when every topic is deleted. */
   live(topics, options = {}) {
     checkKeys(options, [...COMMON, "consistency", "filter", "last", "shared", "since", "tail", "wait"], "live");
     const names = typeof topics === "string" ? [topics] : [...topics];
@@ -419,7 +420,7 @@ export class Topics {
         }
         openedAt = performance.now();
         for await (const frame of this.#frames(route, place.id, controller, options)) {
-          // A frame that opens every stream proves nothing: only what moves the position counts.
+          // Every new stream sends a caught-up frame, so only other items show that the stream works.
           for (const item of itemsOf(frame, place)) {
             if (item.kind !== "caught-up") { backoff.reset(); leftMs = patienceMs; }
             yield item;
@@ -447,8 +448,8 @@ export class Topics {
     }
   }
 
-  // The stream's address; it stays the same, and the id of the last frame says where to go on. Without `wait` the
-  // topics must exist. A cursor of `read` names an incarnation of its topic, and the address does not: it is compared.
+  // The stream's address, which stays the same: the id of the last frame is the position. Without `wait` the topics
+  // must exist. A cursor of `read` names an incarnation of its topic, but the address does not, so compare it here.
   async #start(names, options, place) {
     const { signal, wait, tail, last, since } = options;
     if (place.topic !== undefined && (names.length > 1 || place.topic !== names[0])) throw new TypeError(`this is a cursor of a read of ${place.topic}`);
@@ -495,8 +496,9 @@ export class Topics {
 
   // -- one stream for all tabs of a browser ------------------------------------------------------------
   //
-  // The tab that holds the lock has the stream, which carries no data: it rings, and every tab reads from its own
-  // position. A lost ring costs time and no record, so a tab may come late, freeze or lead at any time.
+  // The tab that holds the lock opens the stream, which carries no data. On each event it notifies all tabs, and
+  // every tab reads from its own position. A lost notice delays records but loses none, so a tab may open late,
+  // freeze or take the lock at any time.
 
   async *#shared(topic, options) {
     const position = await readPosition(topic, options);
@@ -543,13 +545,13 @@ export class Topics {
         for await (const item of this.#stream([topic], options)) if (item.kind !== "caught-up") ring();
       } catch (error) {
         if (signal.aborted) return;
-        await this.#pause(backoff.nextMs(error), signal); // the tab's own reads tell the error
+        await this.#pause(backoff.nextMs(error), signal); // the tab's own reads report the error
       }
     }
   }
 }
 
-// Leaves out the records of `node` beside what `filter` leaves out.
+// The filter that also excludes the records of `node`.
 function filterOf({ filter, node }) {
   const others = node === undefined ? undefined : ["Not", ["node", "In", [node].flat()]];
   return filter !== undefined && others ? ["And", filter, others] : filter ?? others;
@@ -570,8 +572,8 @@ async function readPosition(topic, { cursor, store, from = 0 }) {
   return { seq: place.seq, epoch: place.epoch };
 }
 
-// The items of a frame. `place` is the position: the id of the last frame, and for topics whose next frame was
-// handled in part, the last seq that was handled. The server sends an id before anything else.
+// The items of a frame. `place` is the position: the id of the last frame, and the last handled seq of each topic
+// whose next frame was handled in part. The server sends an id before anything else.
 function* itemsOf({ event, id, value }, place) {
   if (value === undefined) { place.id = id; return; }
   const { topic } = value;
@@ -592,7 +594,7 @@ function* itemsOf({ event, id, value }, place) {
       yield recordItem(topic, record, isLast ? after : { ...before, handled: { ...others, [topic]: record.$seq } });
     }
   } else if (event === "tombstone") {
-    // Records that were handled may be gone now: they are no loss.
+    // The tombstone may cover records that were handled, which are no loss.
     const isAnew = value.reason === "recreated";
     const isNews = isAnew || value.gap_to > handled;
     const after = moveTo(isNews);
@@ -604,7 +606,7 @@ function* itemsOf({ event, id, value }, place) {
   }
 }
 
-// 429 is advice: the stream stays open.
+// A 429 is only advice: the stream stays open.
 function streamError(frame) {
   const { code, error, retry_after_ms: waitMs = 0 } = frame.value;
   if (code === 429) return undefined;

@@ -1,7 +1,7 @@
 """An Airflow DAG that runs the pipeline every night.
 
-The pipeline keeps the state of its steps: a task that is tried again continues where the last try
-stopped. A cleared task repeats the whole run only if there are new records; to repeat days, use
+The pipeline stores the state of its steps, so a task that is tried again continues where the last
+try stopped. A cleared task repeats only the steps with new records. To repeat days, run
 `topics pipeline run CONFIG --from DAY --to DAY`.
 """
 

@@ -2,8 +2,8 @@
 
     python examples/analytics/run.py OUT
 
-Starts a server of its own on a free port with a new directory, and stops it at the end. Events
-arrive in waves, so that charts over time show something.
+Starts a server on a free port with a new directory, and stops it at the end. Events arrive in
+waves, so that the charts over time have a shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def call(url: str, body: object) -> None:
 
 
 def load(url: str) -> int:
-    """Append all events three times, in waves; pull requests go to a topic of their own."""
+    """Append all events three times, in waves. Pull requests are appended to a separate topic."""
     events = [json.loads(line) for line in gzip.decompress(EVENTS.read_bytes()).splitlines()]
     sent = 0
     for turn in range(ROUNDS):

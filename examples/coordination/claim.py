@@ -1,9 +1,9 @@
-"""Claim tasks: of many workers that see the same task exactly one gets it.
+"""Claim tasks: if many workers try to get the same task, exactly one gets it.
 
     seq 1 20 | python claim.py http://127.0.0.1:4000/v1/stream/claims ada
 
-The producer's name is the task's, so all workers compete for the same epoch 0 and seq 0: the first
-append is stored (200), all others are repeats of it (204) and store nothing.
+The producer has the name of the task, so all workers compete for the same epoch 0 and seq 0. The
+first append is stored (200); all others count as repeats (204) and store nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def claim(stream: Stream, me: str, task: str) -> dict[str, Any]:
         owner = me
     else:
         assert answer.status == 204, answer
-        # Another worker was first, or this worker, if it lost the answer to an earlier try.
+        # Another worker was first; or this worker itself, if the answer to its earlier try was
+        # lost.
         owner = owners(stream)[task]
     return {"won": owner == me, "owner": owner, "status": answer.status}
 
@@ -37,7 +38,7 @@ def owners(stream: Stream) -> dict[str, str]:
 
 
 def main() -> None:
-    """Work on the tasks that standard input names."""
+    """Work on the tasks named on standard input."""
     url, me = sys.argv[1:]
     stream = Stream(url)
     for line in sys.stdin:

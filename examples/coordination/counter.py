@@ -1,9 +1,9 @@
-"""Change a value that others change too, without losing a change: optimistic concurrency.
+"""Change a value that others also change, without losing a change: optimistic concurrency.
 
     python counter.py http://127.0.0.1:4000/v1/stream/counters visits 100
 
 Read version N, compute, write as version N+1. The version is the Producer-Seq, so the server
-accepts N+1 from one writer only; other writers get 204 and read again. A version that skips one
+accepts N+1 from one writer only. Other writers get 204 and read again. A write that skips a version
 gets 409.
 """
 
@@ -29,7 +29,7 @@ def state(stream: Stream, name: str) -> dict[str, Any]:
 
 
 def add(stream: Stream, me: str, name: str, amount: int = 1) -> dict[str, Any]:
-    """Add to a counter; yields each try as [version, status]."""
+    """Add to a counter. The result lists each try as [version, status]."""
     tries: list[list[int]] = []
     while True:
         now = state(stream, name)
@@ -41,7 +41,8 @@ def add(stream: Stream, me: str, name: str, amount: int = 1) -> dict[str, Any]:
         assert answer.status in (200, 204), answer
         if answer.status == 204:
             state(stream, name)
-        # The version is also ours if the answer to an earlier try was lost.
+        # Compare the writer, because the version may be ours although the answer to an earlier try
+        # was lost.
         if answer.status == 200 or _writers[name, version] == me:
             return {"version": version, "value": value, "tries": tries}
 

@@ -1,11 +1,11 @@
-"""One leader at a time; the server refuses a leader that was replaced without knowing it.
+"""One leader at a time: the server refuses a leader that was replaced but has not noticed.
 
     python leader.py http://127.0.0.1:4000/v1/stream/cluster ada     # some more of them, then kill
 
-The leader is the process that wrote seq 0 of the newest epoch of the producer `leader`; it writes
-everything under that epoch (the fencing token). When it is silent for too long, the others try the
-next epoch; one of them gets it (200), the rest get 204. The server refuses later writes of the old
-leader with 403, so it can do no harm, however late it wakes up.
+The leader is the process that wrote seq 0 of the newest epoch of the producer `leader`. It writes
+everything under that epoch (the fencing token). If the leader is silent for too long, the others
+try the next epoch: one of them gets it (200), the rest get 204. The server refuses later writes of
+the old leader with 403, so it does no harm even if it wakes up late.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def lead(stream: Stream, me: str, epoch: int) -> dict[str, Any]:
 
 
 def say(stream: Stream, me: str, epoch: int, seq: int, text: str) -> Answer:
-    """Write as the leader of `epoch`; returns 403 once there is a later epoch."""
+    """Write as the leader of `epoch`. Returns 403 once there is a later epoch."""
     return stream.append(PRODUCER, epoch, seq, {"epoch": epoch, "leader": me, "says": text})
 
 

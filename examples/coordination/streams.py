@@ -1,4 +1,4 @@
-"""A JSON stream for the programs beside this file: conditional appends and new messages."""
+"""A JSON stream for the programs in this folder: conditional appends and new messages."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Stream:
     def append(self, producer: str, epoch: int, seq: int, value: dict[str, Any]) -> Answer:
         """Append `value` if this epoch and seq are the next of `producer`.
 
-        After a lost answer the request is repeated with the same numbers. So a 204 may refer to our
-        own earlier try: a caller that must know reads the stream.
+        After a lost answer the request is repeated with the same numbers. So a 204 may refer to an
+        earlier try of this program: a caller that needs to distinguish them reads the stream.
         """
         headers = {
             "Producer-Id": producer,
@@ -45,7 +45,7 @@ class Stream:
         )
 
     def news(self) -> list[dict[str, Any]]:
-        """Every message since the last call, the oldest first."""
+        """The messages since the last call, oldest first."""
         found: list[dict[str, Any]] = []
         while True:
             answer = ask(self._http, "GET", self.url, params={"offset": self._offset})
@@ -56,7 +56,7 @@ class Stream:
 
 
 def ask(http: httpx.Client, method: str, url: str, **request: Any) -> httpx.Response:
-    """Return the answer, however long it takes; the refusals of a conditional append count as
+    """Repeat the request until it has an answer. The refusals of a conditional append count as
     answers.
     """
     pause_s = 0.1

@@ -1,11 +1,11 @@
-"""Take over a task whose owner is silent; an owner that was only slow learns that it lost the task.
+"""Take over a task whose owner is silent. If the owner was only slow, its report is refused.
 
     python takeover.py http://127.0.0.1:4000/v1/stream/tasks ada resize-7 --timeout 30
 
-A claim is epoch 0 and seq 0 of the task's own producer, a report its next seq. A worker that finds
-a claim older than the timeout overrides it with the next epoch: if several try, one is stored
-(200), the others are repeats (204). From then on the server refuses every append in the old epoch
-(403).
+Each task has its own producer. A claim is epoch 0 and seq 0 of this producer; a report is the next
+seq. A worker that finds a claim older than the timeout overrides the claim with the next epoch: if
+several workers try, one append is stored (200), the others count as repeats (204). From then on the
+server refuses every append in the old epoch (403).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def take(stream: Stream, me: str, task: str, timeout_ms: int = 30_000) -> dict[s
     `status` is None if there was no try, because the current claim is recent.
     """
     held = claim_of(stream, task)
-    # Owners write their own clock's time: choose a timeout well above the difference of the clocks.
+    # Owners write the time of their own clocks, so choose a timeout well above the difference of
+    # the clocks.
     now_ms = int(time.time() * 1000)
     if held is not None and (held["owner"] == me or now_ms - held["at_ms"] < timeout_ms):
         won = held["owner"] == me
@@ -49,8 +50,8 @@ def take(stream: Stream, me: str, task: str, timeout_ms: int = 30_000) -> dict[s
 
 
 def report(stream: Stream, me: str, task: str, epoch: int, seq: int, text: str) -> Answer:
-    """Write the result of a task as its owner since `epoch`; returns 403 if it has another owner
-    now.
+    """Write the result of a task as its owner since `epoch`. Returns 403 if the task has another
+    owner now.
     """
     message = {"kind": "report", "task": task, "owner": me, "epoch": epoch, "text": text}
     return stream.append(f"task:{task}", epoch, seq, message)

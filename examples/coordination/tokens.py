@@ -1,9 +1,10 @@
-"""Write a text to a stream word by word, as a language model does; `tokens.html` reads it live.
+"""Write a text to a stream word by word, like a language model. `tokens.html` reads it live.
 
     python tokens.py http://127.0.0.1:4000/v1/stream/answers/1 [--pause 0.1] < text
 
-If it is killed and started again with the same input, it continues after the last stored word, with
-no word missing or doubled: word N is always seq N of epoch 0, so stored words are repeats.
+If the program is killed and started again with the same input, it continues after the last stored
+word. No word is lost or doubled: word N is always seq N of epoch 0, so an append of a stored word
+is a repeat.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def write(url: str, words: list[str], pause_s: float) -> None:
-    """Write every word; words stored by an earlier run are repeats and take no pause."""
+    """Write every word. A word that an earlier run stored is a repeat, and needs no pause."""
     with IdempotentProducer(
         url,
         "model",

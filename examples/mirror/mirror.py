@@ -1,13 +1,13 @@
 """Mirror a topic between two servers, both ways: `python mirror.py TOPIC FOLDER A=URL B=URL`.
 
 A and B are names of sites. A record that is written at a site has the site's name as its `node`, or
-none. Each direction reads its source without the records of the other site (the `node` filter), so
-no record returns to where it came from, and appends them with their node. FOLDER keeps the position
-of each direction.
+no node. Each direction reads its source without the records of the other site (the `node` filter),
+and appends the records with their node, so that no record returns to its origin. FOLDER stores the
+position of each direction.
 
-No record is lost, and none is doubled if the mirror is killed: before it sends a batch, it notes
-the batch's seqs in FOLDER, and after a start it sends the batch again under the same idempotency
-key. The destination remembers keys for two minutes, unless its topic is configured otherwise.
+If the mirror is killed, no record is lost or doubled: before it sends a batch, it stores the
+batch's seqs in FOLDER, and after a restart it sends the batch again with the same idempotency key.
+The destination remembers keys for two minutes, unless its topic is configured otherwise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Way:
     def __init__(self, topic: str, folder: Path, here: tuple[str, str], there: tuple[str, str]):
         self.here, self.there = here[0], there[0]
         self.path = f"/v0/topics/{topic}"
-        # Requested from one side, sent to the other.
+        # The topic's path, used to read on one side and to append on the other.
         self.source = httpx.Client(base_url=here[1], timeout=30, trust_env=False)
         self.dest = httpx.Client(base_url=there[1], timeout=30, trust_env=False)
         self.file = folder / f"{self.here}-{self.there}.json"
@@ -74,21 +74,21 @@ class Way:
             try:
                 self.step()
             except httpx.TransportError:
-                time.sleep(AGAIN_S)  # a server that does not answer will return
+                time.sleep(AGAIN_S)  # the server does not answer: try again later
             except httpx.HTTPStatusError as error:
-                # 404: the topic does not exist yet; 429 and 503 ask to retry.
+                # 404: the topic does not exist yet; 429 and 503 mean: retry.
                 if error.response.status_code not in (404, 429, 503):
                     raise
                 time.sleep(AGAIN_S)
 
     def step(self) -> None:
-        """Move one batch: read it, note it, send it, note that it is stored."""
+        """Move one batch: read it, store its seqs, send it, store that it is done."""
         place = self.place
         page = self.read()
         if page.tombstone is not None:
             click.echo(f"{self.here}: gap {page.tombstone}", err=True)
             if page.tombstone["reason"] == "recreated":
-                # A new topic of the same name: its seqs differ from the old ones.
+                # There is a new topic of the same name, whose seqs have another meaning.
                 place = self.place = Place(uuid4().hex)
         upto = place.upto if place.upto > place.done else page.next_from_seq
         if upto <= place.done:
@@ -102,7 +102,7 @@ class Way:
         self.note()
 
     def read(self) -> Page:
-        """The records after the last batch, without those of the other site."""
+        """The records after the last batch, without the records of the other site."""
         body = {"from_seq": self.place.done, "limit": LOT, "include_tags": True}
         answer = self.source.post(
             f"{self.path}/diff", json={**body, "node": self.there, "wait_ms": WAIT_MS}
@@ -111,7 +111,9 @@ class Way:
         return msgspec.json.decode(answer.content, type=Page)
 
     def send(self, records: list[Record], key: str) -> None:
-        """Append them on the other side, unchanged except for a node where there was none."""
+        """Append the records on the other side, unchanged except that a record without a node gets
+        one.
+        """
         told: list[dict[str, Any]] = []
         for record in records:
             fields: dict[str, Any] = {"data": record.data, "node": record.node or self.here}

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Webhook events of one topic, split by their tag: into topics by routers, and into a job queue that
-# is worked off. It needs a running server (TOPICS_URL, default http://127.0.0.1:4000) and the
-# command `topics` (TOPICS names another one). What it makes begins with HOOKS and is removed at the
-# end; KEEP=1 leaves it.
+# Splits the webhook events of one topic by their tag: routers copy them into topics and into a job
+# queue, whose jobs are then done. It needs a running server (TOPICS_URL, default
+# http://127.0.0.1:4000) and the command `topics` (TOPICS sets another path). The names of all its
+# topics begin with HOOKS. They are removed at the end, unless KEEP=1.
 set -eu
 
 here=$(CDPATH='' cd -P -- "$(dirname -- "$0")" && pwd -P)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The walk-through of WALKTHROUGH.md as a script. It needs a running server (TOPICS_URL, default
-# http://127.0.0.1:4000) and the command `topics` (TOPICS names another one). It makes the topic
-# it works on and removes it at the end; KEEP=1 leaves it.
+# http://127.0.0.1:4000) and the command `topics` (TOPICS sets another path). It creates its topic
+# and removes it at the end, unless KEEP=1.
 set -eu
 
 here=$(CDPATH='' cd -P -- "$(dirname -- "$0")" && pwd -P)

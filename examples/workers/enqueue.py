@@ -1,8 +1,8 @@
 """Enqueue the 329 webhook events of `examples/webhooks`, one job for each event.
 
-The payload is the data, the event's name is the tag. Each batch of lines has an idempotency key, so
-running this twice (or losing an answer) enqueues nothing twice, as long as the queue remembers its
-keys: two minutes by default.
+The payload is the data, the event's name is the tag. Each batch of lines has an idempotency key. So
+a second run, or a lost answer, enqueues nothing twice while the queue remembers the keys: two
+minutes by default.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The webhook events as jobs of three workers, the third of which is killed (-9) again and again.
+# Runs the webhook events as jobs of three workers, and kills (-9) the third worker repeatedly.
 # It needs a running server (TOPICS_URL, default http://127.0.0.1:4000) and a python that has
 # topics-server installed (PYTHON names it, default python3). It removes its queue at the end.
 set -eu

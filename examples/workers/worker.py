@@ -1,8 +1,8 @@
 """A worker of webhook events: `python worker.py URL QUEUE RESULTS NAME`.
 
-The effect of a job is a file in RESULTS, named after the job's seq. Writing it twice has the same
-result as writing it once, as at-least-once delivery requires of a handler. `RESULTS/NAME.log` gets
-a line whenever a job begins and ends, which shows later which jobs were worked on more than once.
+The effect of a job is a file in RESULTS, named after the job's seq. At-least-once delivery requires
+that a handler may run twice: writing the file again does not change the result. `RESULTS/NAME.log`
+gets a line when a job begins and when it ends, which shows later which jobs ran more than once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(url: str, queue: str, results: str, name: str) -> None:
             raise ConnectionError("the first try of a push always fails here")
         time.sleep(random.uniform(0.05, 0.2))
         if job.lost.is_set():
-            return  # another worker has the job; the worker discards our result
+            return  # another worker has the job, and this result would be discarded
         text = f"{job.tag}: {job.data.get('action', '-')}\n"
         whole = folder / f".{job.seq}-{name}"
         whole.write_text(text)

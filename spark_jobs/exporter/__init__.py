@@ -1,6 +1,6 @@
 """Exports without Spark: records of segments or of a server as files.
 
 - `exporting`: the state of an export and its files.
-- `records`: records as an export writes them.
-- `sources`: where an export reads from: segments or a server.
+- `records`: the form of records in an export.
+- `sources`: the sources of an export: segments or a server.
 """

@@ -1,8 +1,8 @@
 """The files of an export, written atomically and durably, and the manifest that names them.
 
-`_export.json` describes the export as of the end of its last run. While a run is at work, it
-appends and syncs a line to `_export.log` for each step; the next run merges a log that was left
-into the manifest. So a step costs one line, however large the export is. Called by `export`.
+`_export.json` describes the export at the end of its last run. During a run, each step appends a
+line to `_export.log` and syncs it. If a killed run left a log, the next run merges it into the
+manifest. So a step costs one line, even in a large export. Called by `export`.
 
 A line is `{"topic", ...}` and the changes: `begin` (another incarnation), `file`, `next_seq`,
 `lost`, `held`.
@@ -24,7 +24,7 @@ from spark_jobs.exporter.sources import ExportError
 from spark_jobs.running.outputs import cut_names, publish_json, sync_folder
 
 MANIFEST: Final = "_export.json"
-# The name in versions before the second; readers of Parquet took that file for a data file.
+# The manifest's name in version 1; readers of Parquet took that file for a data file.
 OLD_MANIFEST: Final = "export.json"
 LOG: Final = "_export.log"
 VERSION: Final = 2
@@ -50,7 +50,7 @@ class ExportLedger:
         """Read the manifest, merge a log that was left, or begin. Raises `ExportError`.
 
         `store`: the id of the exported store, if known. Another store has its own seqs and epochs,
-        so the export of one says nothing about the other.
+        so the export of one store cannot continue with another.
         """
         self._folder = folder
         self._store = store

@@ -1,9 +1,9 @@
-"""One record as `topics export` writes it, from either source, and its encoders.
+"""The form of a record in `topics export`, for both sources, and its encoders.
 
 Both sources make the same values: rows from a diff (`ExportRow`), Arrow tables from segments
-(`TABLE_COLUMNS`). A record of bytes has its Base64 as `data` and its content type beside it. Lines
-show it as a diff does (`$encoding`, `$content_type`); tables keep the type as the first member of
-`meta`, as segments do. Pure. Called by `sources` and `exporting`.
+(`TABLE_COLUMNS`). A record of bytes has its Base64 as `data`, and a content type. Lines have the
+members of a diff (`$encoding`, `$content_type`). Tables keep the type as the first member of
+`meta`, like segments. Pure. Called by `sources` and `exporting`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_jobs.reader.query import Query
 
 DAY_MS: Final = 86_400_000
 CONTENT_TYPE: Final = "$content_type"
-# The columns of a table of segments: those of an export without the two of the topic.
+# The columns of a table from segments: those of an export without the two about the topic.
 TABLE_COLUMNS: Final = (
     ("seq", "bigint"),
     ("ts", "timestamp"),
@@ -35,8 +35,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class ExportRow(NamedTuple):
-    """One record. `data` and `meta` are the sent bytes; for bytes `data` is the Base64 without
-    quotes.
+    """One record. `data` and `meta` are the bytes that the client sent.
+
+    For a record of bytes, `data` is Base64 without quotes.
     """
 
     seq: int
@@ -80,7 +81,7 @@ def split_type(meta: bytes | None) -> tuple[str, bytes | None]:
 
 
 def joined_meta(row: ExportRow) -> bytes | None:
-    """The `meta` of a table's row: the content type comes first, if there is one."""
+    """The `meta` of a table's row; its first member is the content type, if there is one."""
     if row.content_type is None:
         return row.meta
     members = {CONTENT_TYPE: msgspec.Raw(_encode(row.content_type))}
@@ -88,7 +89,7 @@ def joined_meta(row: ExportRow) -> bytes | None:
 
 
 def line_of(row: ExportRow) -> bytes:
-    """A record as a diff shows it, in one line; JSON has line breaks only between its tokens."""
+    """A record in the form of a diff, as one line. JSON has line breaks only between its tokens."""
     line = b'{"$seq":%d,"$ts":%d' % (row.seq, row.ts)
     for name, value in (("$node", row.node), ("$tag", row.tag)):
         if value is not None:
@@ -109,8 +110,8 @@ def line_of(row: ExportRow) -> bytes:
 def table_of(rows: Rows, topic: str, epoch: int | None, *, folded: bool) -> Any:
     """The columns of an export as an Arrow table.
 
-    `folded`: make the topic a dictionary, which is the type that readers give to a folder's name;
-    so they treat the column of the file and that of the folder as one.
+    `folded`: store the topic as a dictionary. Readers give this type to the name of a folder, so
+    they merge the column in the file with the column from the folder.
     """
     import pyarrow as pa
 
@@ -140,7 +141,7 @@ def table_of(rows: Rows, topic: str, epoch: int | None, *, folded: bool) -> Any:
 
 
 def _columns_of(table: Any) -> dict[str, Any]:
-    """The columns of a table of segments; the rare rows of bytes are made one by one."""
+    """The columns of a table from segments. The rare rows of bytes are converted one by one."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

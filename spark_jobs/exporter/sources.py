@@ -1,9 +1,9 @@
 """The sources of exported records: a server's diff, or sealed segments.
 
-Both yield `Chunk`s of one incarnation of a topic in order of seq, and report seqs that were gone
-before they could be read. A server applies the current configuration. Segments are judged by the
-manifest: rows below its floor are gone for good. Rows that only the TTL hides are held back, so
-that a later run can check them again if the TTL was raised meanwhile. Called by `export`.
+Both yield `Chunk`s of one incarnation of a topic in order of seq, and report seqs that were lost
+before they could be read. A server applies the current configuration. For segments the manifest
+decides: rows below its floor are lost. Rows that only the TTL hides are held back, so that a later
+run can check them again if the TTL was raised meanwhile. Called by `export`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TopicGone(ExportError):
 class Chunk:
     """Rows up to `next_seq` (exclusive).
 
-    `lost`: ranges that were gone before they were read, as texts. `held`: seqs that are held back.
-    `anew`: a new incarnation of this epoch begins here (0: the server does not tell epochs).
+    `lost`: ranges that were lost before they were read, as texts. `held`: seqs that are held back.
+    `anew`: a new incarnation with this epoch begins here (0: the server does not report epochs).
     """
 
     rows: Rows
@@ -182,7 +182,7 @@ class SegmentSource:
         from spark_jobs.reader.listing import Lister
 
         self._query = Query(columns=TABLE_COLUMNS, topics=(names,))
-        # The listing applies no TTL: `_judged` decides row by row.
+        # The listing ignores the TTL: `_judged` applies it row by row.
         self._lister = Lister(data_dir, self._query, cold_dir=cold_dir, now_ms=0)
         self._now_ms = int(time.time() * 1000)
 
@@ -223,7 +223,7 @@ class SegmentSource:
 
 
 def _judged(table: Any, since_ts: int | None) -> tuple[Any, tuple[int, int] | None]:
-    """The rows that are not expired, and the span of the expired ones: times never decrease."""
+    """The rows that are not expired, and the span of the expired rows. Times never decrease."""
     if since_ts is None:
         return table, None
     import numpy as np

@@ -1,8 +1,9 @@
-"""Rows of a segment to Arrow columns: numpy and Arrow kernels only, no Python per record.
+"""Turns rows of a segment into Arrow columns, with numpy and Arrow kernels: no Python code runs per
+record.
 
 `data` and `meta` of a record are adjacent in the bytes that were read. One interleaved offsets
 buffer over these bytes makes an array of [payload, gap, payload, gap, ...], and `take` selects
-every second element. Names already come as dictionaries. Called by `segments`.
+every second element. Names are dictionaries already. Called by `segments`.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ class Rows:
         return _slices(self.content, begins, lengths, absent, ARROW_TYPES[kind])
 
     def _parsed(self, kind: str, topic: str) -> Any:
-        """Data as a struct or a VARIANT. With failfast raises `PayloadMismatch` with the seq."""
+        """Data as a struct or a VARIANT.
+
+        With `is_failfast`, raises `PayloadMismatch` with the seq.
+        """
         payloads = self._payload("data", "binary")
         is_json = self.kinds == JSON
         if kind == "variant":
@@ -184,7 +188,7 @@ def _names(names: Dictionary, ids: Array) -> Any:
 
 
 def _as_text(raw: Any, kinds: Array) -> Any:
-    """Payloads as a diff shows them: bytes as Base64, others unchanged."""
+    """Payloads in the form of a diff: bytes as Base64, others unchanged."""
     is_bytes = pa.array(kinds == BYTES)
     coded = [
         None if each is None else base64.b64encode(each).decode("ascii")

@@ -79,7 +79,10 @@ def _numbers(query: Query, kind: str, value: int) -> Query:
 
 
 def _times(query: Query, kind: str, value: Any) -> Query | None:
-    """Record times are whole milliseconds; a bound between two of them moves to the next."""
+    """Narrow the query by a time.
+
+    Records have whole milliseconds, so a bound between two of them moves to the next.
+    """
     if isinstance(value, datetime) and value.tzinfo is not None:
         low = floor_ms(value)
         is_whole = value.microsecond % 1000 == 0

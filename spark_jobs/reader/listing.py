@@ -1,10 +1,10 @@
-"""Manifests of a data directory or an archive to the list of its sealed segments: one snapshot.
+"""Lists the sealed segments of a data directory or an archive: one snapshot, from the manifests.
 
-A manifest is replaced atomically, so each topic's list is one of its states. The listing includes
+A manifest is replaced atomically, so each topic's list shows one state of it. The listing includes
 the delete flags (a delete never changes records, it only flags them). So all later reads of a
-listing see its state, whatever the server deletes, moves to the cold folder or seals meanwhile. If
-the files of a segment are gone, the segment was dropped; reading it raises an error and never
-returns fewer rows silently. Runs on the driver. Reads manifests and flags only.
+listing have this state, even if the server deletes, moves to the cold folder or seals records
+meanwhile. If the files of a segment are gone, the segment was dropped; reading it raises an error
+and never returns fewer rows silently. Runs on the driver. Reads manifests and flags only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from topics_server.wal.format.segment import LIVE, damaged_flags
 
 _ATTEMPTS: Final = 5
 _THREADS: Final = 8
-# Above this number of segments or records, executors read the flags: see `Query.flags_may_wait`.
+# Above these numbers of segments or records, executors read the flags: see `Query.flags_may_wait`.
 FLAG_SEGMENTS_MAX: Final = 4_096
 FLAG_RECORDS_MAX: Final = 200_000_000
 
@@ -51,7 +51,8 @@ class TopicList:
 
 @dataclass(slots=True)
 class Listing:
-    """All selected topics, their segments that may hold a wanted row, and what was left out.
+    """All selected topics, their segments that may hold a wanted row, and the parts that were left
+    out.
 
     `as_of_ts`: the moment of an archive's base, ms; None for a data directory.
     """
@@ -75,9 +76,9 @@ class Lister:
     """The current manifests of the selected topics, and their segments on request.
 
     The lister reads only manifests until `list_topic` is called for a topic, and then only the
-    flags of the segments that the query selects. So it does not touch files of topics or ranges of
-    seqs that the caller did not select. `known`: what an earlier lister of the same place read;
-    what is unchanged is reused.
+    flags of the segments that the query selects. So it does not read files of topics or ranges of
+    seqs that the caller did not select. `known`: the facts that an earlier lister of the same place
+    read; unchanged facts are reused.
     """
 
     def __init__(
@@ -129,10 +130,10 @@ class Lister:
         self, name: str, query: Query | None = None, *, reads_flags: bool | None = None
     ) -> TopicList | None:
         """A topic's segments that may hold a wanted row, with their flags if the driver reads
-        these.
+        flags.
 
         If files disappear meanwhile, the topic is listed again; None if the topic is gone. `query`
-        narrows the one that selected the topics.
+        is the query of the lister, or a narrower one.
         """
         query = self._query if query is None else query
         reads_flags = query.flags_at_listing if reads_flags is None else reads_flags
@@ -230,8 +231,9 @@ class Lister:
         return _Flags(zlib.compress(np.packbits(dead).tobytes(), 1), tuple(damaged))
 
     def _leave_out(self, topic: str, file: str, seqs: tuple[int, int], error: StorageError) -> None:
-        """Raise, or note what is left out. A newer format always raises, because it is not
-        damage.
+        """Raise, or record a part as left out.
+
+        A newer format always raises, because it is not damage.
         """
         if not self._query.is_tolerant or isinstance(error, StartRefused):
             raise placed(error, file, topic, seqs) if seqs[1] else error
@@ -245,7 +247,7 @@ def list_segments(
 
     Errors are those of `Lister`.
 
-    The driver reads the flags here, unless the query says otherwise or there are so many that
+    The driver reads the flags here, unless the query forbids it or the flags are so many that
     executors are faster.
     """
     lister = Lister(data_dir, query, cold_dir=cold_dir, now_ms=now_ms)
@@ -270,7 +272,7 @@ class _Flags:
 
 
 def placed(error: StorageError, path: str, topic: str, seqs: tuple[int, int]) -> StorageError:
-    """The error with its seqs, if it does not have them already."""
+    """The error, with the segment's seqs if it has none."""
     text = str(error).removeprefix(f"{path}: ")
     if f"seqs {seqs[0]}..{seqs[1]} of " not in text:
         text = f"{text} (seqs {seqs[0]}..{seqs[1]} of topic {topic})"

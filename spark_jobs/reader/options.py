@@ -1,7 +1,7 @@
-"""Options of the Spark source as texts to a query, and the columns of a schema.
+"""Turns the text options of the Spark source into a query, and checks the columns of a schema.
 
 Option names are accepted in upper and lower case, as in Spark. Unknown options and bad values are
-refused: a misspelled filter would read everything.
+refused, because a misspelled filter would read everything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KNOWN: Final = (
     "maxRecordsPerTrigger",
     "failOnDataLoss",
 )
-# Properties that Spark's catalog adds to a table's own options.
+# Properties that Spark's catalog adds to the options of a table.
 _OF_CATALOG: Final = frozenset(
     {"location", "provider", "owner", "external", "is_managed_location", "comment", "collation"}
 )
@@ -180,7 +180,7 @@ def place_of(path: str) -> str:
     """
     if "://" not in path or path.startswith("file:"):
         return _local(path)
-    # Only the driver parses a path; an executor that unpickles options loads nothing for it.
+    # Imported here, because only the driver parses a path: an executor need not load the module.
     from topics_server.values.texts.archive_url import parse_archive_url
 
     try:

@@ -1,8 +1,7 @@
-"""Segments to partitions: small ones together, large ones in pieces, by the bytes they cost.
-
-One task for each file would make many small segments slow, because a task costs milliseconds
-whatever it reads. Pure. The order stays, so a partition is a range of one topic, or of several
-topics.
+"""Packs segments into partitions by the bytes that they cost: small segments together, large ones
+in pieces. One task for each file would make many small segments slow, because even a small task
+costs milliseconds. Pure. Segments keep their order, so a partition is a range of one topic, or of
+several topics.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ _SMALLEST: Final = 4 * 2**20
 def pack(
     segments: Sequence[Segment], target_bytes: int, min_partitions: int, *, payload: bool
 ) -> list[list[Segment]]:
-    """Partitions of about `target_bytes`; smaller ones if there would be fewer than requested."""
+    """Partitions of about `target_bytes`, or smaller if that gives fewer partitions than
+    requested.
+    """
     assert target_bytes > 0
     assert min_partitions > 0
     total = sum(cost(segment, payload=payload) for segment in segments)

@@ -1,10 +1,11 @@
-"""Payloads to a typed column: Arrow's JSON reader over many at once; or VARIANT, one by one.
+"""Turns payloads into a typed column: many at once by Arrow's JSON reader, or one by one into
+VARIANT.
 
 `typed` returns a struct of the user's fields. Each payload becomes a line `{"d":PAYLOAD}`, and all
 lines are read together. A line makes at least one row, because it opens an object; a newline inside
 a string, or the next line's brace inside an open value, is an error. So if there are as many rows
 as lines, each line is one row, and no record can get another's values. If a line does not fit, the
-lines are divided until such lines are alone. So the result for a record never depends on its
+lines are divided until each such line is alone. So the result for a record never depends on its
 neighbours.
 
 A payload fits if it is a JSON object whose named fields are of the requested kinds, null or absent;
@@ -37,11 +38,11 @@ _PARTS: Final = 4
 
 
 class PayloadMismatch(ValueError):
-    """A payload does not fit, and the read is `failfast`."""
+    """A payload does not fit, in a read with `failfast`."""
 
 
 def typed(payloads: Any, is_json: Array, kind: Any) -> tuple[Any, Array]:
-    """Payloads (binary, null where there is none) as an array of the struct `kind`.
+    """Payloads (binary, or null) as an array of the struct `kind`.
 
     Also returns the positions of payloads that do not fit; these are null in the array, like
     payloads that are not JSON.
@@ -121,7 +122,8 @@ def why_unfit(payload: bytes, kind: Any) -> str:
     return "it is more than one value"
 
 
-# -- which cannot fit --------------------------------------------------------------------------
+# -- payloads that cannot fit
+# --------------------------------------------------------------------------
 
 
 def _cannot_fit(payload: bytes, kind: Any) -> bool:
@@ -136,7 +138,7 @@ def _cannot_fit(payload: bytes, kind: Any) -> bool:
 
 
 def _is_other(value: Any, kind: Any) -> bool:
-    """Whether a JSON value, or one within it, is of another kind than requested."""
+    """Whether a JSON value, or a value within it, has another kind than requested."""
     if value is None:
         return False
     if pa.types.is_struct(kind):
@@ -159,8 +161,8 @@ def _is_other(value: Any, kind: Any) -> bool:
 
 
 def variants(payloads: Any, is_json: Array) -> tuple[Any, Array]:
-    """Payloads as VARIANT by PySpark's own encoder, one Python call each, and those that are not
-    JSON.
+    """Payloads as VARIANT, by one Python call each to PySpark's encoder, and the positions of
+    payloads that are not JSON.
     """
     from pyspark.sql.variant_utils import VariantUtils
 

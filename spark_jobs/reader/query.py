@@ -1,7 +1,7 @@
-"""The query of a read as one value: columns, ranges, names, and strictness.
+"""The query of a read: columns, ranges, names, and how strict the read is.
 
-Pure. `options` makes it from texts, `narrow` narrows it by pushed filters; partitions take it to
-executors, pickled.
+Pure. `options` makes it from texts, and `narrow` narrows it by pushed filters. Partitions carry it
+to executors, pickled.
 """
 
 from __future__ import annotations
@@ -82,19 +82,20 @@ class Query:
     tier: str = "both"
     with_deleted: bool = False
     is_tolerant: bool = False
-    # Whether delete flags are those of the listing, or of the moment a segment is read.
+    # Whether a read uses the delete flags of the listing, or those at the time of reading a
+    # segment.
     flags_at_listing: bool = True
-    # Whether executors read the flags if the driver would have to read very many.
+    # Whether executors read the flags if there are too many for the driver.
     flags_may_wait: bool = False
     report_dir: str | None = None
-    # The Arrow struct for columns of type `struct`; and whether a payload that does not fit it, or
-    # is no VARIANT, ends the read.
+    # The Arrow struct for columns of type `struct`; and whether the read fails at a payload that
+    # does not fit it, or is no VARIANT.
     payload_type: Any = None
     is_failfast: bool = False
 
     @property
     def needs_payload(self) -> bool:
-        """Whether the read needs the records, or only the index."""
+        """Whether the read needs the records and not only the index."""
         return any(name in PAYLOAD_COLUMNS for name, _ in self.columns)
 
     @property

@@ -1,7 +1,8 @@
-"""What reads cost and what they left out: counted in a task, stored as one JSON line a partition.
+"""Counts the costs of reads and the ranges that they left out; each partition stores one JSON line.
 
-A report folder is for tests, benchmarks and tolerant reads: Spark offers a Python source no way to
-report what it skipped. Lines of one process go to one file; each line is one write.
+A report folder is for tests, benchmarks and tolerant reads: a Python source of Spark cannot report
+skipped records in another way. Each process writes its lines to its own file; each line is one
+write.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ReadReport:
         self.names.append(path)
 
     def skip(self, topic: str, file: str, seqs: tuple[int, int], reason: str) -> None:
-        """Count a range that is left out, and log it where an operator looks: in the task's log."""
+        """Count a range that is left out, and write it to the task's log, for the operator."""
         self.skipped.append(Skipped(topic, file, *seqs, reason))
         sys.stderr.write(f"topics: left out seqs {seqs[0]}..{seqs[1]} of {topic}: {reason}\n")
 

@@ -1,7 +1,7 @@
-"""One sealed segment to Arrow batches; runs on executors.
+"""Reads one sealed segment into Arrow batches; runs on executors.
 
-The whole index is read and verified: it shows which rows match without reading records. Records are
-read only if `data` or `meta` is wanted: the whole file with its one checksum if most rows are
+The whole index is read and verified. It shows which rows match, without reading records. Records
+are read only if `data` or `meta` is wanted: the whole file with its one checksum if most rows are
 wanted, else the wanted ranges with each record's own checksum. Deleted rows are left out. Damage
 raises an error with file name and seqs; a tolerant query leaves it out and reports it.
 """
@@ -86,18 +86,19 @@ def _refuse(
     path: str,
     seqs: tuple[int, int],
 ) -> None:
-    """Raise with the affected seqs, or note what is left out; a newer format always raises."""
+    """Raise with the affected seqs, or record them as left out. A newer format always raises."""
     if query.is_tolerant and not isinstance(error, StartRefused):
         report.skip(segment.topic, path, seqs, str(error))
         return
     raise placed(error, path, segment.topic, seqs)
 
 
-# -- which rows ----------------------------------------------------------------------------------
+# -- choosing rows
+# ----------------------------------------------------------------------------------
 
 
 def read_index(segment: Segment, report: ReadReport) -> SegmentColumns:
-    """The verified index, which must be the listed one."""
+    """The verified index. It must be the index that was listed."""
     entry = segment.entry
     file = open_file(segment, layout.IDX_SUFFIX)
     path = file.path
@@ -173,8 +174,8 @@ def _lost_rows(
     """Wanted rows whose record the server could not read when it rebuilt the index, ascending.
 
     Such a row has checksum 0. Its time, names and sizes in the index are invented: its record may
-    have any name, and any time from the good row before it to the one after it. So it counts as
-    damage in each read that its seq and time may belong to, also in one that needs no payload.
+    have any name, and any time between the good rows before and after it. So it counts as damage in
+    every read that its seq and time may belong to, even without payloads.
     """
     first = max(segment.first_row, query.first_seq - columns.first_seq, 0)
     end = min(segment.end_row, query.last_seq - columns.first_seq + 1)
@@ -314,9 +315,7 @@ def _batches(
 
 
 def pieces_of(columns: SegmentColumns, chosen: Array) -> Iterator[tuple[int, int]]:
-    """Ranges of `chosen` of at most a batch's size; a larger single record is a range of its
-    own.
-    """
+    """Ranges of `chosen` of at most a batch's size; a larger record is a range by itself."""
     rows = picked(columns.rows, chosen)
     sizes = rows["data_bytes"].astype("<i8") + rows["meta_bytes"] + 64
     ends = np.cumsum(sizes)
@@ -403,7 +402,9 @@ class SegmentRecords:
         return content
 
     def read(self, rows: Array) -> tuple[bytes, Array, Array]:
-        """Bytes with the rows' records, where each begins in them, and which are damaged."""
+        """The bytes of the rows' records, the start of each record in them, and the damaged
+        rows.
+        """
         starts, ends = self._offsets[rows], self._offsets[rows + 1]
         if self._whole is not None:
             content = self._whole
@@ -428,7 +429,7 @@ class SegmentRecords:
 
 
 def _damaged(content: bytes, starts: Array, ends: Array, expected: Array) -> Array:
-    """Positions of records that fail their own checksum; a pass of C loops."""
+    """The positions of records that fail their own checksum, without Python code per record."""
     spans = map(slice, starts.tolist(), (ends - HASH_BYTES).tolist())
     pieces = map(memoryview(content).__getitem__, spans)
     found = np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), "<u8", len(starts))

@@ -1,15 +1,16 @@
 """Micro-batches of sealed records: an offset is the next seq of each topic, exact over restarts.
 
 An offset is `{"topics": {name: [epoch, next seq]}, "asked": ...}`; Spark's checkpoint stores it. A
-batch is the seqs between two offsets. After a crash it may be planned again, from other segments if
-files moved, and gives the same seqs. A record that was deleted between two plans of one batch is
-missing in the second; that is no loss, because a diff would not show it either.
+batch holds the seqs between two offsets. After a crash it may be planned again, from other segments
+if files moved, and gives the same seqs. A record that was deleted between two plans of one batch is
+missing in the second; this is no loss, because a diff would not return the record either.
 
 Only records that no client deleted count as lost: seqs from the cursor on that are below the evict
-floor, or an epoch that is gone. A loss ends the query; with `failOnDataLoss` off it is reported and
-skipped. If a topic is missing, its position is kept, and the stream continues if the topic returns
-with the same epoch. Planning examines the segments of the batch only: earlier segments may move or
-go. Needs Spark 4.2, whose `latestOffset` gets the beginning of the batch.
+floor, or all seqs of an epoch that no longer exists. A loss ends the query; with `failOnDataLoss`
+off it is reported and skipped. If a topic is missing, its position is kept, and the stream
+continues if the topic returns with the same epoch. Planning reads only the segments of the batch:
+earlier segments may move or be removed. Needs Spark 4.2, which passes the start of the batch to
+`latestOffset`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise BadOption("streams need Spark 4.2 or newer") from None
         if query.with_deleted:
             raise BadOption("a stream has no deleted records: the option deleted is for batches")
-        # The end of a batch must not depend on filters: they remove rows from it and not seqs.
+        # The end of a batch must not depend on filters, which remove rows but no seqs.
         self.options = options
         self.query = query
         self._until: Positions | None = None
@@ -119,8 +120,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 left -= _slots(manifest, begin, end)
             ends[name] = [manifest.epoch, end]
         for name in positions.keys() - ends.keys():
-            # The topic may return by the next trigger; if it is the same one, the stream continues
-            # here.
+            # The topic may be back at the next trigger. If it has the same epoch, the stream
+            # continues here.
             ends[name] = positions[name]
             if positions[name][0]:
                 self._lose(f"{name} is gone, with its records from seq {positions[name][1]} on")
@@ -131,7 +132,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = ends_of(self._lister())
 
     def _begin(self, manifest: Manifest, place: list[int] | None) -> int:
-        """The next seq to read of a topic; checks that no earlier one was lost."""
+        """The next seq to read of a topic. Checks that no earlier record was lost."""
         if place is None:
             return 1
         epoch, seq = place
@@ -204,7 +205,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _has_stray_files(self, lister: Lister) -> bool:
-        """Whether a topic's segments exist without a manifest, so that their topic is unknown."""
+        """Whether there are segments without a manifest, whose topic is unknown."""
         return any(lister.has_files(topic_id) for topic_id in lister.without_manifest)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -221,10 +222,10 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: no file is open between batches."""
 
     def _lister(self) -> Lister:
-        """The current manifests. Ends count all sealed records, whatever rows are wanted."""
+        """The current manifests. Ends count all sealed records, not only the wanted rows."""
         options = self.options
-        # A TTL alone removes nothing from a stream: expired records are gone when the floor passes
-        # them, and then the loss is reported.
+        # A stream does not apply the TTL: expired records are lost once the floor has passed them,
+        # and then the loss is reported.
         return Lister(
             options.data_dir,
             Query(topics=self.query.topics),
@@ -244,7 +245,7 @@ def _positions(offset: dict[str, Any]) -> Positions:
 
 
 def ends_of(lister: Lister) -> Positions:
-    """The seq after the last sealed one of each topic."""
+    """The seq after the last sealed record of each topic."""
     manifests = [topic.manifest for topic in lister.topics.values()]
     return {m.name: [m.epoch, m.segments[-1].last_seq + 1] for m in manifests if m.segments}
 

@@ -1,7 +1,7 @@
-"""Parts that all jobs share: arguments, outputs, pictures, what to install.
+"""Parts that all jobs share: arguments, outputs, pictures, messages about missing packages.
 
-- `installing`: what to install when something is missing.
-- `job`: the arguments and the frame of every job.
+- `installing`: messages that say which packages to install.
+- `job`: the arguments and the common code of every job.
 - `outputs`: folders that jobs write to, with their marker.
 - `pictures`: pictures of results, by matplotlib.
 - `pipeline_config`: the configuration of a pipeline.

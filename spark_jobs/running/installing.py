@@ -1,6 +1,6 @@
-"""What to install for exports, jobs and pictures: one text for all messages about missing packages.
+"""Messages that say which packages to install for exports, jobs and pictures.
 
-The package is on no registry, so `pip install topics-server[spark]` would install nothing, or
+The package is not on a registry, so `pip install topics-server[spark]` would fail, or install
 another package of that name. The commands here work in a checkout.
 """
 

@@ -85,10 +85,9 @@ def finish(
     name: str = "",
     drawn: Callable[[Any], pictures.Figure] | None = None,
 ) -> None:
-    """Write, draw and print a result; it is computed once.
+    """Write, draw and print a result, which is computed once. `draw` gets all rows.
 
-    `draw` gets all rows, `drawn` gets the frame: of an unbounded result `drawn` collects only what
-    it shows.
+    `drawn` gets the frame, so that it collects only the drawn rows of an unbounded result.
     """
     result = result.cache()
     try:
@@ -107,7 +106,9 @@ def finish(
 
 
 def dated(frame: Any, name: str, draw: Callable[[Any], pictures.Figure]) -> pictures.Figure:
-    """Draw the rows whose time `name` Python can represent (years 1 to 9999); report the others."""
+    """Draw the rows whose time in column `name` Python can represent (years 1 to 9999), and report
+    the others.
+    """
     from pyspark.sql import functions as F
 
     low, high = F.lit("0001-01-02").cast("date"), F.lit("9999-12-30").cast("date")
@@ -170,7 +171,7 @@ def run(
 def _claimed(
     name: str, given: argparse.Namespace, details: Mapping[str, Any] | None
 ) -> Iterator[None]:
-    """Claim the output folder, if there is one; from here on `given.out` is its real path."""
+    """Claim the output folder, if there is one, and set `given.out` to its real path."""
     stores = (given.data_dir, given.cold_dir)
     if given.picture is not None:
         outputs.check_picture(given.picture, stores)

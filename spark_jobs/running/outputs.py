@@ -1,10 +1,10 @@
 """Folders that jobs write to: which folders are allowed, and how a result replaces the last one.
 
-A folder is refused if it is, holds or lies inside a data directory or a cold folder, whatever its
-name: folders are compared by device and inode, so links, `..`, other cases of a name on file
-systems that ignore case, bind mounts and trailing slashes all give the same result. A job writes to
-a folder that is not empty only if it has the marker file of the same job. A job removes only files
-that it wrote. Called by `job`, `export` and the pipeline; driver only.
+A folder is refused if it is, contains or lies inside a data directory or a cold folder. Folders are
+compared by device and inode. So links, `..`, bind mounts, trailing slashes, and names in another
+case on a file system that ignores case, all give the same result. A job writes to a folder that is
+not empty only if it has the marker file of the same job. A job removes only files that it wrote.
+Called by `job`, `export` and the pipeline; driver only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from spark_jobs.reader.places.opening import ARCHIVE, is_archive
 from topics_server.wal import layout
 
 MARKER: Final = "_topics_output.json"
-# The schema of a folder of partitions, as Spark's JSON: with it a topic called `007` is no number.
+# The schema of a folder of partitions, in Spark's JSON. With it, readers do not turn a topic called
+# `007` into a number.
 SCHEMA: Final = "_schema.json"
 NAMES: Final = "_names.json"
 VERSION: Final = 1
@@ -34,7 +35,7 @@ _MARK_BYTES: Final = 1_000_000
 _STORE_ID: Final = re.compile(rb'"store_id"\s*:\s*"([0-9a-f]{32})"')
 FOLDER_BYTES_MAX: Final = 255
 _KEPT_CHARS: Final = 70  # a character may take three bytes
-# A result is written under this name before it replaces the last one; readers skip such names.
+# A result is written under this name before it replaces the last result; readers skip such names.
 _NEXT: Final = "_next"
 _WRITTEN: Final = re.compile(r"(part-.*|_SUCCESS|\..*\.crc|_temporary|_next|_topics_output\.json)")
 # Spark's name for the folder of an unfinished partition-wise overwrite.
@@ -47,7 +48,7 @@ class OutputRefused(ValueError):
     """A folder that must not be written to; the message is one line with the reason."""
 
 
-# -- which places ------------------------------------------------------------------------------
+# -- allowed folders ------------------------------------------------------------------------------
 
 
 def resolve(folder: Path, stores: Iterable[str | Path | None], *, may_hold: bool = False) -> Path:
@@ -108,7 +109,10 @@ def _identities(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _kind_of_store(folder: Path) -> str | None:
-    """Which file shows that a folder belongs to a server, if any; its name does not count."""
+    """The file which shows that a folder belongs to a server, if any.
+
+    The folder's name does not matter.
+    """
     try:
         names = set(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -160,7 +164,7 @@ def _holds_segments(folder: Path) -> bool:
 
 
 def claim(folder: Path, job: str, details: Mapping[str, Any] | None = None) -> None:
-    """Make a resolved folder this job's, or check that it is. Raises `OutputRefused`.
+    """Claim a resolved folder for this job, or check that the job has it. Raises `OutputRefused`.
 
     `details` must not change between runs, for example the form of payloads.
     """
@@ -216,7 +220,7 @@ def publish_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of a folder durable."""
+    """Sync a folder, so that the names in it are durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -235,7 +239,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise OutputRefused(f"{folder}: another run is writing it") from None
         for left in folder.glob(f"{_STAGING}*"):
-            shutil.rmtree(left)  # of a run that was killed
+            shutil.rmtree(left)  # left by a killed run
         yield
 
 
@@ -287,7 +291,7 @@ def replace_partitions(
     """Write a frame into a claimed folder by partition; only partitions with rows are replaced.
 
     `names`: the topics that the frame may have. Names that are too long for a folder are cut; the
-    file `NAMES` has them in full.
+    file `NAMES` has the full names.
     """
     cut = cut_names(names)
     if cut:

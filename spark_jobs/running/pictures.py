@@ -1,9 +1,9 @@
 """Charts of the jobs, by matplotlib: lines over time, bars, grids of time, strips.
 
 Each function returns a `Figure`; `save` writes it as SVG or PNG. Only `job.finish` and the jobs'
-`draw` call this module. A picture gives an overview, and the Parquet beside it has the numbers. So
-a picture stays legible whatever its data: it has at most `SERIES_MAX` lines, `GRID_ROWS_MAX` rows
-of a grid and `STRIPS_MAX` strips, and states how many it leaves out.
+`draw` call this module. A picture gives an overview; the Parquet files have the numbers. To stay
+legible with any data, a picture has at most `SERIES_MAX` lines, `GRID_ROWS_MAX` rows of a grid and
+`STRIPS_MAX` strips, and states how many it leaves out.
 
 The drawing functions import matplotlib, so jobs without pictures run without it.
 """
@@ -36,7 +36,8 @@ STRIPS_MAX: Final = 30
 # maximum.
 POINTS_MAX: Final = 400
 _BANDS_MAX: Final = 2
-# More boxes than this become pixels in an SVG too: a file of some kilobytes instead of megabytes.
+# More boxes than this are drawn as pixels even in an SVG, which then has kilobytes instead of
+# megabytes.
 _BOXES_MAX: Final = 1_500
 _WIDTH_IN: Final = 9.6
 _DPI: Final = 100
@@ -56,7 +57,7 @@ _STYLE: Final = {
     "svg.hashsalt": "topics",  # the same picture gives the same file
 }
 
-# Labels of a time axis by its unit, year to second; and where a larger unit begins.
+# Labels of a time axis by its unit, from year to second; and labels at the start of a larger unit.
 _DATES: Final = {
     "formats": ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%H:%M:%S.%f"],
     "zero_formats": ["", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M"],
@@ -76,9 +77,10 @@ class NoPictures(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """A row of a grid: for each time, how dark its cell is (0 to 1), and its text if there is room.
+    """A row of a grid: for each time, the darkness of its cell (0 to 1), and a text that is shown
+    if there is room.
 
-    A row without cells is a heading. `since` marks the time at which a row began after the others.
+    A row without cells is a heading. `since` marks the start of a row that began after the others.
     """
 
     name: str
@@ -156,7 +158,10 @@ def _figure(title: str, unit: str, height_in: float, note: str = "") -> tuple[Fi
 
 
 def lines(title: str, unit: str, series: Mapping[str, Points], height_in: float = 4.2) -> Figure:
-    """Values over time, one line for each name, those with the largest sums; few points as dots."""
+    """Values over time: a line for each of the names with the largest sums.
+
+    Few points are drawn as dots.
+    """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     drawn = dict(sorted(series.items(), key=lambda each: -sum(v for _, v in each[1]))[:SERIES_MAX])
@@ -193,7 +198,7 @@ def lines(title: str, unit: str, series: Mapping[str, Points], height_in: float 
 
 
 def bars(title: str, unit: str, values: Sequence[tuple[str, float]], note: str = "") -> Figure:
-    """Values by name, the first at the top."""
+    """Values by name, with the first at the top."""
     with _style():
         figure, axes = _figure(title, unit, 1.2 + 0.24 * max(len(values), 1), note)
         drawn = axes.barh(range(len(values)), [value for _, value in values], color=COLOURS[0])
@@ -208,7 +213,10 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float]], note: str =
 def grid(
     title: str, unit: str, times: Sequence[float], rows: Sequence[GridRow], note: str
 ) -> Figure:
-    """Rows over the same ascending times, a column each: a darker cell means a larger value."""
+    """Rows of cells, with a column for each of the ascending times.
+
+    A darker cell means a larger value.
+    """
     columns, drawn = list(times[-GRID_COLUMNS_MAX:]), rows[:GRID_ROWS_MAX]
     notes = [note] if note else []
     if len(rows) > len(drawn):
@@ -310,7 +318,8 @@ def _thinned(points: Points) -> tuple[list[float], list[float], list[float], lis
 
 def _mark_times(axes: Any, columns: Sequence[float]) -> None:
     """Write about seven of a grid's times above it."""
-    span = (columns[-1] - columns[0] if columns else 0.0) or 1e9  # one column alone gets its day
+    # A single column is as wide as a day.
+    span = (columns[-1] - columns[0] if columns else 0.0) or 1e9
     step = max(-(-len(columns) // 7), 1)
     columns_shown = range(0, len(columns), step)
     axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
@@ -333,7 +342,7 @@ def _draw_cells(
     colours = [to_rgba(row.colour, shade) if shade else to_rgba(_GREY) for shade in shades]
     spans = [(number - width / 2, width) for number in found]
     axes.broken_barh(spans, (place - 0.45, 0.9), facecolors=colours, lw=0, rasterized=is_dense)
-    # Some 70 characters fit beside each other; each column gets its share.
+    # Some 70 characters fit next to each other; each column gets an equal share.
     room = 70 / len(columns)
     for number, shade in zip(found, shades, strict=True):
         time = columns[number]
@@ -358,7 +367,7 @@ def _draw_strip(axes: Any, place: int, row: Strip, *, is_dense: bool) -> None:
     for first, last in row.marks:
         wide = max((last - first + 1) / whole, 0.006)
         start = min((first - row.first) / whole, 1 - wide)
-        if not marks or start > sum(marks[-1]):  # the next marks lie within the mark before
+        if not marks or start > sum(marks[-1]):  # skip marks that the mark before covers
             marks.append((start, wide))
     if marks:
         axes.broken_barh(marks, (place - 0.42, 0.07), facecolors=row.colour, lw=0)
@@ -381,7 +390,7 @@ def _stacked(shares: Sequence[tuple[str, int]]) -> Iterator[tuple[float, float, 
 
 
 def _hide_frame(*axes: Any) -> None:
-    """Remove frame and ticks: names and boxes are enough."""
+    """Remove frame and ticks, which the names and boxes do not need."""
     for each in axes:
         each.tick_params(length=0)
         for spine in each.spines.values():
@@ -405,7 +414,7 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def _label(text: str, most: int) -> str:
-    """A short line; matplotlib leaves labels that begin with `_` out of a legend."""
+    """A text as one short line. matplotlib leaves labels that begin with `_` out of a legend."""
     text = shown(text)
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return f"\u200b{text}" if text.startswith("_") else text
@@ -420,7 +429,7 @@ def amount(value: float) -> str:
 
 
 def moment(t: float, span_ms: float) -> str:
-    """A time (ms, UTC), as precise as the shown span requires."""
+    """A time (ms, UTC), with the precision that the shown span requires."""
     try:
         when = datetime.fromtimestamp(t / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,8 +1,8 @@
 """The configuration of `topics pipeline`: a TOML file, checked completely before any step runs.
 
-Paths are relative to the file's folder. Unknown keys are refused: a misspelled key would be a
-missing step that nobody notices. The file never contains keys of servers: `token_env` names a
-variable. Pure except for reading the file. Called by `pipeline`.
+Paths are relative to the file's folder. Unknown keys are refused, because a misspelled key would
+silently drop a step. The file never contains API keys: `token_env` names an environment variable.
+Pure except for reading the file. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Config:
 
 
 class _Table:
-    """A table whose keys are taken one by one; remaining keys are unknown."""
+    """A table whose keys are taken one by one; keys that remain are unknown."""
 
     def __init__(self, name: str, content: Any) -> None:
         if not isinstance(content, dict):

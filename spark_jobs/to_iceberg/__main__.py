@@ -142,7 +142,7 @@ class _Run:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def all(self) -> None:
-        """Every topic; what was done is printed even if one fails."""
+        """Convert every topic. The results are printed even if a topic fails."""
         from spark_jobs.to_iceberg.sealed import SealedTopics
 
         given = self.given
@@ -175,7 +175,8 @@ class _Run:
         self.tables[name] = done
         if self.struct is not None:
             table.widen(self.struct)
-        # Without a schema the table's own fields: a run from cron needs no option for them.
+        # Without a schema, use the fields of the table, so that a run from cron needs no option for
+        # them.
         struct = table.struct() if self.struct is None else self.struct
         after = table.position()
         for part in topics.parts(name, after, struct):

@@ -1,7 +1,7 @@
-"""The Iceberg catalog that has the tables: a SQLite file in the output folder, or any other one.
+"""The Iceberg catalog of the tables: a SQLite file in the output folder, or another catalog.
 
-The others (REST, Glue, SQL, ...) are those that pyiceberg's own configuration names, in
-`.pyiceberg.yaml` or `PYICEBERG_CATALOG__NAME__...`: so credentials are in no option of the job.
+Other catalogs (REST, Glue, SQL, ...) come from pyiceberg's own configuration, in `.pyiceberg.yaml`
+or `PYICEBERG_CATALOG__NAME__...`, so that the options of the job never hold credentials.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 SQLITE: Final = "catalog.db"
-# The name that the SQLite catalog has in its own file; readers must use it too.
+# The name of the SQLite catalog in its own file; readers must use the same name.
 CATALOG: Final = "topics"
 
 
@@ -20,7 +20,7 @@ class LakeRefused(ValueError):
 
 
 def sqlite_catalog(folder: str | Path) -> Any:
-    """The catalog in an output folder, made if it is not there."""
+    """The catalog in an output folder, created if it does not exist."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     folder = Path(folder).resolve()
@@ -28,13 +28,13 @@ def sqlite_catalog(folder: str | Path) -> Any:
 
 
 def configured_catalog(name: str) -> Any:
-    """A catalog that pyiceberg is set up for. Raises `LakeRefused`."""
+    """A catalog from pyiceberg's configuration. Raises `LakeRefused`."""
     from pyiceberg.catalog import load_catalog
 
     try:
         return load_catalog(name)
     except Exception as error:
-        # Whatever the catalog's library raises; its text may repeat the configuration.
+        # The catalog's library may raise any error, whose text may repeat the configuration.
         logging.getLogger(__name__).debug("catalog %s", name, exc_info=True)
         raise LakeRefused(
             f"catalog {name} cannot be opened ({type(error).__name__}): set it up for pyiceberg in "

@@ -1,9 +1,8 @@
-"""Makes days of a table equal to the store: rows that were deleted since they were added go, and
-typed payloads are filled.
-
-A day is compared first, by seqs and by typed payloads, so a day that is equal costs no rewrite.
-Only rows that the store could still have are judged: of the current incarnation, not below its
-floor and not expired. The others stay, as the lake keeps what the store has evicted.
+"""Makes days of a table equal to the store: removes rows that were deleted in the store, and fills
+typed payloads. A day is first compared, by seqs and by typed payloads, so that an equal day is not
+rewritten. Only rows that the store could still have are compared: rows of the current incarnation,
+not below its floor and not expired. All others stay, because the lake keeps records that the store
+has evicted.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ _EPOCH_DAY: Final = date(1970, 1, 1)
 
 
 class RebuiltDay(NamedTuple):
-    """The result of a rebuild: the rows that it removed, and whether it wrote the day anew."""
+    """The result of a rebuild: the number of removed rows, and whether the day was rewritten."""
 
     removed: int
     is_new: bool
 
 
 def days_of(table: Any) -> list[date]:
-    """The days that a table has rows of, by its manifests."""
+    """The days of a table's rows, from its manifests."""
     if table.current_snapshot() is None:
         return []
     found = set()
@@ -38,9 +37,7 @@ def days_of(table: Any) -> list[date]:
 def rebuild_day(
     topics: SealedTopics, topic: str, table: TopicTable, day: date, struct: Any = None
 ) -> RebuiltDay:
-    """Rebuild a topic's day if the store lacks rows of it now, or if payloads are other by a
-    struct.
-    """
+    """Rebuild a topic's day if the store has lost rows of it, or if typed payloads differ."""
     from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual, LessThan, LessThanOrEqual
 
     start_ms = (day - _EPOCH_DAY).days * DAY_MS
@@ -69,7 +66,7 @@ def rebuild_day(
 
 
 def _is_other(table: TopicTable, where: Any, rows: Any) -> bool:
-    """Whether the table has other typed payloads than these rows, which are ascending."""
+    """Whether the table's typed payloads differ from those of these (ascending) rows."""
     import pyarrow.compute as pc
     from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 

@@ -1,9 +1,9 @@
-"""Types of payloads: the notation of `--schema`, and what a table's column may become. Pure.
+"""Types of payloads: the notation of `--schema`, and the allowed changes of a table's column. Pure.
 
-Iceberg has no integers of 8 and 16 bits, so `tinyint` and `smallint` are `int`. Names have no dot
-and differ in more than their case: engines write paths with dots, and many ignore case. They also
-differ in data files, where pyiceberg writes `y z` as `y_x20z`. Arrays hold no structs: pyiceberg
-0.12 writes an absent array of structs as an empty one.
+Iceberg has no integers of 8 and 16 bits, so `tinyint` and `smallint` are `int`. Names must not
+contain a dot, and must differ in more than their case: engines write paths with dots, and many
+ignore case. Names must also differ in data files, where pyiceberg writes `y z` as `y_x20z`. Arrays
+must not hold structs: pyiceberg 0.12 writes a missing array of structs as an empty array.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STORED: Final = (
 _ICEBERG: Final[dict[Any, Any]] = {arrow: kind for _, arrow, kind in _STORED}
 _ARROW: Final[dict[Any, Any]] = {kind: arrow for _, arrow, kind in _STORED}
 _NAMES: Final[dict[Any, str]] = {kind: name for name, _, kind in _STORED}
-# Types to which Iceberg can change a column without writing its files anew.
+# Types to which Iceberg can change a column without rewriting its files.
 _PROMOTIONS: Final = ((IntegerType, LongType), (FloatType, DoubleType))
 # A name in backticks, a word, or a sign.
 _TOKEN: Final = re.compile(r"`(?:[^`]|``)+`|\w+|[^\s\w]")
@@ -85,11 +85,11 @@ class _Tokens:
 
     @property
     def is_end(self) -> bool:
-        """Whether all are taken."""
+        """Whether all tokens are taken."""
         return not self._left
 
     def took(self, token: str) -> bool:
-        """Take this token if it is the next one; whether it was."""
+        """Take this token if it is the next one. Returns whether it was."""
         if self._left and self._left[-1].lower() == token:
             self._left.pop()
             return True
@@ -102,7 +102,7 @@ class _Tokens:
         return self._left.pop()
 
     def unexpected(self, wanted: str) -> BadOption:
-        """The error for a token that is not the wanted one."""
+        """The error for an unexpected token."""
         found = repr(self._left[-1]) if self._left else "the end"
         return BadOption(
             f"--schema: {wanted} is missing before {found}; fields are such as "
@@ -156,7 +156,7 @@ def _array(tokens: _Tokens, depth: int) -> Any:
 
 
 def _twin(names: Iterable[str]) -> str | None:
-    """The first name that equals an earlier one but for its case, as data files have them."""
+    """The first name whose form in data files equals that of an earlier name, ignoring case."""
     seen: set[str] = set()
     for name in names:
         stored = make_compatible_name(name).lower()
@@ -170,7 +170,7 @@ def _twin(names: Iterable[str]) -> str | None:
 
 
 def column_of(name: str, kind: Any) -> Schema:
-    """The Iceberg schema of one optional column; its ids are its own."""
+    """The Iceberg schema of one optional column, with its own ids."""
     ids = count(1)
     return Schema(NestedField(next(ids), name, _iceberg(kind, ids), required=False))
 
@@ -190,8 +190,9 @@ def _iceberg(kind: Any, ids: Iterator[int]) -> Any:
 
 
 def struct_of(schema: Schema, name: str) -> Any:
-    """The Arrow struct of a table's column, without the fields that no `--schema` can have; None if
-    nothing is left or it is no struct.
+    """The Arrow struct of a table's column, without the fields that `--schema` cannot express.
+
+    None if no field is left or the column is no struct.
     """
     kinds = [column.field_type for column in schema.fields if column.name == name]
     return _arrow(kinds[0]) if kinds and isinstance(kinds[0], StructType) else None
@@ -210,7 +211,9 @@ def _arrow(kind: Any) -> Any:
 
 
 def as_struct(array: Any, kind: Any) -> Any:
-    """An array of structs as structs of another kind: fields by name, null if they are absent.
+    """An array of structs as structs of another type.
+
+    Fields are matched by name; missing fields are null.
 
     Arrow's own cast does this from pyarrow 19 on.
     """
@@ -227,7 +230,7 @@ def as_struct(array: Any, kind: Any) -> Any:
 
 
 def check_evolution(known: Schema, asked: Schema, table: str) -> None:
-    """Refuse a schema that a table's columns cannot follow. Raises `LakeRefused`."""
+    """Refuse a schema to which a table's columns cannot change. Raises `LakeRefused`."""
     _check_struct(known.as_struct(), asked.as_struct(), "", table)
 
 

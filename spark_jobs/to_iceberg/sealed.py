@@ -1,8 +1,8 @@
 """The sealed records of topics from a position on, as Arrow tables of limited size.
 
 Rows are those of the Spark source: live, not evicted, not expired. A position is the incarnation of
-a topic and the next seq of it. By a struct of payloads, rows have the column `payload` too: the
-reader's parser, so a payload that does not fit is null there, and `data` has its text.
+a topic and its next seq. With a struct for payloads, rows also have the column `payload`: a payload
+that does not fit is null there, and its text is in `data`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from topics_server.wal.format.manifest import Manifest
 DAY_MS: Final = 86_400_000
 # The column of typed payloads.
 PAYLOAD: Final = "payload"
-# Rows and bytes in memory at which a commit ends.
+# A commit ends at so many rows or bytes in memory.
 ROWS_PER_COMMIT: Final = 500_000
 BYTES_PER_COMMIT: Final = 128 * 2**20
 
 
 class LakePosition(NamedTuple):
-    """How far a table is: every record of `epoch` below `next_seq` was read, and of older epochs
-    all that will ever be.
+    """The position of a table: every record of `epoch` below `next_seq` was read.
+
+    Older epochs are finished.
     """
 
     epoch: int
@@ -42,9 +43,9 @@ class Part(NamedTuple):
 
 
 class SealedDay(NamedTuple):
-    """Rows of one day as of one listing, so that every `rows()` yields the same.
+    """Rows of one day from one listing, so that every call of `rows()` yields the same rows.
 
-    `bounds`: the seqs and times that the store can have; rows outside of them are not judged.
+    `bounds`: the seqs and times that the store can still have; rows outside them are not compared.
     """
 
     bounds: Query
@@ -79,7 +80,7 @@ class SealedTopics:
         return self._lister.topics[topic].manifest
 
     def parts(self, topic: str, after: LakePosition, struct: Any = None) -> Iterator[Part]:
-        """Yield what the topic has behind a position. Raises `StorageError`."""
+        """Yield the topic's records behind a position. Raises `StorageError`."""
         epoch = self.manifest(topic).epoch
         if epoch < after.epoch:
             self._note(f"{topic}: the table has a newer incarnation than the segments; left alone")
@@ -102,14 +103,15 @@ class SealedTopics:
     def day(
         self, topic: str, start_ms: int, position: LakePosition, struct: Any = None
     ) -> SealedDay | None:
-        """What a day of a table may have of the store: None if the topic is another now."""
+        """The store's rows for a day of a table; None if the topic has another incarnation now."""
         query = self._query.narrow_times(start_ms, start_ms + DAY_MS)
         query = query.narrow_seqs(None, position.next_seq - 1)
         listing = self._lister.list_topic(topic, query)
         if listing is None or listing.manifest.epoch != position.epoch:
             return None
         manifest = listing.manifest
-        # No later than the lister's own time for TTLs: what it hides is not judged.
+        # This time is not before the lister's own time for TTLs, so that rows which the lister
+        # hides are not compared.
         ttl_ms = int(manifest.config.get("ttl_ms") or 0)
         since_ms = int(time.time() * 1000) - ttl_ms if ttl_ms else start_ms
         query = query.narrow_seqs(max(manifest.evict_floor, 1), None).narrow_times(since_ms, None)
@@ -123,8 +125,9 @@ class SealedTopics:
     def _sized(
         self, segments: list[Any], query: Query, struct: Any, end: LakePosition
     ) -> Iterator[Part]:
-        """Batches of the segments, joined up to the size of a commit; the last part ends at
-        `end`.
+        """The batches of the segments, joined into parts for one commit each.
+
+        The last part ends at `end`.
         """
         import pyarrow as pa
 
@@ -146,7 +149,7 @@ class SealedTopics:
 
 
 def _read(segments: list[Any], query: Query, struct: Any) -> Iterator[Any]:
-    """The batches of segments, with their payloads as a struct if one is given."""
+    """The batches of segments, with payloads as `struct` if given."""
     if struct is None:
         yield from read_segments(segments, query)
         return
@@ -155,7 +158,7 @@ def _read(segments: list[Any], query: Query, struct: Any) -> Iterator[Any]:
 
     from spark_jobs.reader.payload import typed
 
-    # The kind tells JSON from a text or bytes that look like it.
+    # The kind distinguishes JSON from texts and bytes that look like JSON.
     columns = (*query.columns, ("kind", "string"))
     for batch in read_segments(segments, replace(query, columns=columns)):
         is_json = np.array([kind == "json" for kind in batch["kind"].to_pylist()], "?")

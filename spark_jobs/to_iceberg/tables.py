@@ -1,8 +1,8 @@
 """One topic's Iceberg table: its owner, its types, its position, appends that move the position.
 
 The position is in the summary of the snapshot that adds the rows, so one commit of Iceberg changes
-both or neither. A commit names the snapshot that it follows: if another writer was faster, it fails
-and nothing is repeated on top of the other's work, because the other may have added these rows.
+both or neither. A commit names the snapshot that it follows, so it fails if another writer was
+faster. The job does not repeat it after the other's commit, which may have added the same rows.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ class LakeRaced(LakeRefused):
 
 
 def names_for(topic: str) -> tuple[str, str]:
-    """The table's name, and the one it has if another topic has the first: every engine can read
-    letters, digits and `_`.
+    """The table's name, and its second name if another topic's table has the first.
+
+    The names have only letters, digits and `_`, which every engine can read.
     """
     plain = _PORTABLE.sub("_", topic)
     return plain, f"{plain}_{xxhash.xxh3_64_hexdigest(topic.encode())[:8]}"
 
 
 def arrow_schema() -> Any:
-    """The columns of the Spark source; what every record has is required."""
+    """The columns of the Spark source; columns that every record has are required."""
     import pyarrow as pa
 
     from spark_jobs.reader.columns import schema_of
@@ -53,10 +54,10 @@ def arrow_schema() -> Any:
 
 
 class TopicTable:
-    """The table of a topic in a catalog, made if it is not there.
+    """The table of a topic in a catalog, created if it does not exist.
 
-    `store`: the id of the store that is read; None: it is not known. Raises `LakeRefused` for a
-    table of another store or of somebody else.
+    `store`: the id of the store that is read; None: unknown. Raises `LakeRefused` for a table of
+    another store, or one that this job did not create.
     """
 
     def __init__(self, catalog: Any, namespace: str, topic: str, store: str | None) -> None:
@@ -136,27 +137,29 @@ class TopicTable:
     def _load(self) -> None:
         self._table = self._catalog.load_table(self.identifier)
         self._check(self._table, self.identifier)
-        # pyiceberg repeats a commit that lost a race on top of the winner's snapshot. Only this
-        # loaded copy has the setting: other writers keep theirs.
+        # By default pyiceberg repeats a commit that lost a race, after the winner's snapshot. The
+        # setting changes only this loaded copy of the table, not other writers.
         self._table.metadata.properties[_RETRIES] = "0"
 
     @property
     def table(self) -> Any:
-        """The table as of the last commit of this run."""
+        """The table after the last commit of this run."""
         return self._table
 
     # -- types -----------------------------------------------------------------------------------
 
     def struct(self) -> Any:
-        """The Arrow struct of the typed payloads as far as a schema can have it, or None."""
+        """The Arrow struct of the typed payloads, with the fields that a schema can express, or
+        None.
+        """
         from spark_jobs.to_iceberg.payloads import struct_of
 
         return struct_of(self._table.schema(), PAYLOAD)
 
     def widen(self, struct: Any) -> None:
-        """Give the table a column of typed payloads, or more and wider fields in it.
+        """Add a column of typed payloads to the table, or add and widen fields in it.
 
-        This is a commit of its own without a snapshot, so it moves no position. Raises
+        This makes a separate commit without a snapshot, which does not move the position. Raises
         `LakeRefused` for a field that cannot have its type.
         """
         from pyiceberg.exceptions import CommitFailedException
@@ -175,7 +178,9 @@ class TopicTable:
     # -- positions -------------------------------------------------------------------------------
 
     def position(self) -> LakePosition:
-        """How far the table is: by the newest snapshot that says so, else by its newest row."""
+        """The table's position, from the newest snapshot that has one, or else from the newest
+        row.
+        """
         metadata = self._table.metadata
         snapshot = self._table.current_snapshot()
         if snapshot is None:
@@ -191,7 +196,9 @@ class TopicTable:
         return self._newest_row()
 
     def _newest_row(self) -> LakePosition:
-        """Behind the newest row, for a table whose snapshots with a position have expired."""
+        """The position behind the newest row, for a table whose snapshots with a position have
+        expired.
+        """
         newest = LakePosition(0, 1)
         for batch in self._table.scan(selected_fields=("epoch", "seq")).to_arrow_batch_reader():
             for epoch, seq in zip(
@@ -205,14 +212,14 @@ class TopicTable:
     def append(self, rows: Any, after: LakePosition, position: LakePosition) -> None:
         """Add the rows that follow `after` and move the position, in one commit.
 
-        Raises `LakeRaced` if the table is elsewhere.
+        Raises `LakeRaced` if the table has another position.
         """
         if self.position() != after:
             raise self._raced("its position moved")
         self._commit(None, [rows], position)
 
     def replace(self, where: Any, parts: Iterable[Any]) -> None:
-        """Put rows in the place of those that an expression selects, in one commit."""
+        """Replace the rows that an expression selects, in one commit."""
         self._commit(where, parts, self.position())
 
     def _commit(self, where: Any, parts: Iterable[Any], position: LakePosition) -> None:
@@ -230,7 +237,7 @@ class TopicTable:
         self._load()
 
     def _stored(self, rows: Any) -> Any:
-        """Rows with the types of the table; fields that they lack are null."""
+        """Rows with the types of the table; missing fields are null."""
         if PAYLOAD not in rows.column_names:
             return rows.cast(arrow_schema())
         from spark_jobs.to_iceberg.payloads import as_struct

@@ -1,15 +1,16 @@
 """A durable event log behind plain HTTP; this package is the server and its command line.
 
 Imports point downwards; `tests/layers.py` holds the table and `docs/ARCHITECTURE.md` the picture.
-Nothing is imported here, so that a tool may load one format module without loading the server.
+This file imports nothing, so that a tool can load one format module without the server.
 
-- `api/`: HTTP routes over the engine and its services. No rule of topics lives here.
+- `api/`: HTTP routes over the engine and its services. The rules of topics are in `engine/`.
 - `archive/`: backups: copies a store into a folder and back.
 - `auth/`: access control: keys, tickets, origins, hosts, and the limit on concurrent requests.
-- `cli/`: the command `topics`: one module a verb, imported when the verb runs.
-- `client/`: a client: enqueue and work jobs, write to topics and streams, each record once.
+- `cli/`: the command `topics`: one module for each verb, imported when the verb runs.
+- `client/`: a client of the server: topics, queues and their workers, live events, views and
+  streams.
 - `engine/`: topics: one write path, one apply path, one read path, no lock.
-- `http/`: the wire: request heads, timeouts, upload budget, responses. Knows no topic.
+- `http/`: the wire: request heads, timeouts, upload budget, responses. Does not depend on topics.
 - `queue/`: queues: leases over the records of a topic.
 - `routers/`: routers: server-side forwarding from one topic into another (§6).
 - `runtime/`: the clock, metrics, logging and other services of the process.

@@ -3,14 +3,14 @@
     app = create_app()                             # uvicorn --factory topics_server.app:create_app
     host.mount("/events", create_app(Settings()))  # in a Starlette or FastAPI application
 
-The store is opened when the application's lifespan begins and closed when it ends. A server runs
-the lifespan of the application it is given, and of no mounted one: a host runs `lifespan(events)`
-within its own. Recovery is a task behind the lifespan's start, so that probes tell its progress. A
-host that needs the store in its own start awaits `ready(events)`. A signal that stops the server
-ends the streams first: a server waits for open responses before it
-ends the lifespan, and a stream has no end of its own. `topics serve` (`server.py`) runs the same
-application on a connection of its own, which is faster and bounds slow clients; both hold an
-`OpenedStore`.
+The store is opened when the application's lifespan begins and closed when it ends. An ASGI server
+runs only the lifespan of its own application, not that of a mounted one. So a host application runs
+`lifespan(events)` within its own lifespan. Recovery is a task that continues after the lifespan's
+start, so that probes report its progress. A host that needs the store during its own start awaits
+`ready(events)`. A signal that stops the server first ends the streams: the server waits for open
+responses before it ends the lifespan, and a stream does not end by itself. `topics serve`
+(`server.py`) runs the same application with its own class for connections, which is faster and
+limits slow clients. Both use an `OpenedStore`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _LOOK_S: Final = 0.02
 
 
 def create_app(settings: Settings | None = None) -> Starlette:
-    """Make the application; without `settings` the environment's count.
+    """Make the application; without `settings`, use those of the environment.
 
-    Nothing is opened yet, and every route answers 503 `not_ready` until `lifespan` has begun.
+    This opens no file. Every route answers 503 `not_ready` until `lifespan` has begun.
     Raises `SettingsError`.
     """
     settings = settings or load().settings
@@ -53,9 +53,9 @@ def create_app(settings: Settings | None = None) -> Starlette:
 
 
 class OpenedStore:
-    """The store of one process, from its opening to its end; `state` is what an application serves.
+    """The store of one process, from its opening to its end. Applications serve its `state`.
 
-    `lifespan` holds one for another server's process, and `server.run` one for its own.
+    `lifespan` makes one under another ASGI server, and `server.run` makes one for `topics serve`.
     """
 
     def __init__(self, boot: Boot) -> None:
@@ -70,20 +70,20 @@ class OpenedStore:
         return cls(boot)
 
     def application(self) -> Application:
-        """An application that serves this store, and does not close it."""
+        """An application that serves this store but does not close it."""
         return build_app(self.state)
 
     async def start(self) -> str | None:
-        """Recover, and take requests; returns why the store cannot be served, if it cannot."""
+        """Recover, and take requests. Returns the reason if the store cannot be served."""
         return await self._boot.try_start()
 
     @property
     def report(self) -> str:
-        """The findings of recovery, in one line; the store is ready."""
+        """The findings of recovery, in one line. The store must be ready."""
         return self._node.report
 
     def on_snapshot(self, taken: Callable[[], None]) -> None:
-        """Have `taken` called after each snapshot; the store is ready."""
+        """Call `taken` after each snapshot from now on. The store must be ready."""
         self._node.checkpointer.on_taken.append(taken)
 
     async def reload_keys(self) -> None:
@@ -91,7 +91,7 @@ class OpenedStore:
         await self._boot.ground.reload_keys()
 
     def begin_drain(self) -> None:
-        """Take no new requests; end every stream; answer every request that waits."""
+        """Take no new requests, end every stream, and answer every waiting request."""
         self._boot.begin_drain()
 
     async def close(self) -> None:
@@ -112,8 +112,8 @@ class OpenedStore:
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     """Open the store of an application that `create_app` made; close it at the end.
 
-    Raises `StartRefused` where the data directory cannot be opened. What recovery finds wrong is
-    logged, and answers say that the store cannot be served.
+    Raises `StartRefused` if the data directory cannot be opened. If recovery fails, the reason is
+    logged, and answers report that the store cannot be served.
     """
     assert isinstance(app, Application), "create_app made it"
     settings: Any = app.door.state.settings
@@ -134,9 +134,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def ready(app: Starlette) -> None:
-    """Return once the store takes requests; `lifespan` must have begun.
+    """Return once the store takes requests. `lifespan` must have begun.
 
-    Raises `StartRefused` where it never will.
+    Raises `StartRefused` if the store cannot be served.
     """
     assert isinstance(app, Application), "create_app made it"
     await app.door.state.until_ready()
@@ -153,7 +153,7 @@ async def _start(store: OpenedStore) -> None:
 
 
 async def _streams_ended(state: ServerState, within_s: float) -> None:
-    """Return when no stream is open, or after so long."""
+    """Return when no stream is open, or after the time limit."""
     for _ in range(int(within_s / _LOOK_S)):
         if not state.connections:
             return
@@ -164,7 +164,7 @@ async def _streams_ended(state: ServerState, within_s: float) -> None:
 def _on_stop(callback: Callable[[], object]) -> Iterator[None]:
     """Call `callback` on the signals that stop a server, before the server's own handlers.
 
-    Does nothing outside the main thread, or where no such handlers are set.
+    Does nothing outside the main thread, or if no such handlers are set.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -36,10 +36,10 @@ from topics_server.values.limits import SEND_BUFFER_BYTES
 # How long a worker thread may hold the interpreter against the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
-# How often a WebSocket is pinged, and how long it has to answer.
+# How often a WebSocket is pinged, and how long the peer has to answer.
 _PING_S: Final = 20
-# Imported when the server is ready (docs/decisions/0260, 0319): for the first WebSocket, for
-# scrapes, and for the first SQL of a view.
+# Modules that are imported once the server is ready (docs/decisions/0260, 0319): for the first
+# WebSocket, for scrapes, and for the first SQL of a view.
 LATE_MODULES: Final = (
     "topics_server.http.websocket",
     "topics_server.runtime.prometheus",
@@ -48,18 +48,19 @@ LATE_MODULES: Final = (
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling: `run` stops it."""
+    """uvicorn's server without its signal handling: `run` stops it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `run`, which drains first."""
+        """Leave signals to `run`, which drains the store first."""
         yield
 
 
 def websocket_connection(**options: Any) -> asyncio.Protocol:
-    """A WebSocket for uvicorn's public parameter `ws=`, which takes what makes one.
+    """Make a WebSocket connection: the callable for uvicorn's public parameter `ws=`.
 
-    Only clients that open one need its modules: `import_late` imports them behind the start.
+    Only clients that open a WebSocket need its modules, so `import_late` imports them after the
+    start.
     """
     from topics_server.http.websocket import WebSocketConnection
 
@@ -67,10 +68,10 @@ def websocket_connection(**options: Any) -> asyncio.Protocol:
 
 
 def import_late() -> None:
-    """*Blocking.* Import what a start does not need and a first request should not wait for.
-
-    The server runs this on a thread when it is ready; other threads get their turns meanwhile. What
-    cannot be imported now, for want of file descriptors, is imported where it is first used.
+    """*Blocking.* Import modules that the start does not need, so that no first request waits for
+    them. The server runs this on a thread when it is ready; other threads get their turns
+    meanwhile. A module that cannot be imported now, for lack of file descriptors, is imported at
+    its first use.
     """
     for name in LATE_MODULES:
         try:
@@ -80,7 +81,7 @@ def import_late() -> None:
 
 
 def bind(settings: Settings, port: int | None = None) -> socket.socket:
-    """A listening socket, on `settings.port` unless another is given. Raises `OSError`."""
+    """A listening socket, on `settings.port` unless another port is given. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -96,7 +97,7 @@ def bind(settings: Settings, port: int | None = None) -> socket.socket:
 
 
 def bind_all(settings: Settings) -> list[socket.socket]:
-    """The listening sockets, the one of `settings.port` first. Raises `StartRefused`."""
+    """The listening sockets; the socket of `settings.port` comes first. Raises `StartRefused`."""
     listeners: list[socket.socket] = []
     for port in (settings.port, settings.streams_port):
         if listeners and not port:
@@ -121,7 +122,9 @@ def raise_open_files() -> int:
 
 
 def timeouts_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
-    """The connection timeouts and the cap of connections; the store's files are subtracted."""
+    """The connection timeouts and the cap on connections, which leaves file descriptors to the
+    store.
+    """
     most = settings.max_connections
     if most is None:
         most = connection_files(open_files)
@@ -142,14 +145,14 @@ def timeouts_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
 
 
 def write_port_file(path: Path, port: int) -> None:
-    """Write the bound port; a reader of the file always sees the whole number."""
+    """Write the bound port, atomically: a reader of the file always gets the whole number."""
     beside = path.with_name(path.name + ".tmp")
     beside.write_text(f"{port}\n")
     beside.replace(path)
 
 
 def port_file_problem(path: Path) -> str | None:
-    """Why the port cannot be written there; None if it can."""
+    """Why the port cannot be written to the file; None if it can."""
     try:
         beside = path.with_name(path.name + ".tmp")
         beside.write_text("")
@@ -216,10 +219,10 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
 
 
 def run_once(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
-    """Run `main` and the end of its loop in one run, and close the loop.
+    """Run `main` and shut its event loop down within one run of the loop.
 
-    `asyncio.Runner` runs the loop again for its end. Each run of uvloop opens a pair of sockets:
-    without free file descriptors the process would end with an error after a clean stop.
+    `asyncio.Runner` starts the loop again for the shutdown. Each start of uvloop opens a pair of
+    sockets: without free file descriptors the process would end with an error after a clean stop.
     """
 
     async def whole() -> int:
@@ -237,7 +240,7 @@ def run_once(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) ->
 
 
 async def _end_tasks() -> None:
-    """Cancel every other task and report those that fail; returns when all have ended."""
+    """Cancel every other task, wait for all to end, and report the failed ones."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -299,9 +302,9 @@ async def _serve(
 
 
 async def _start(store: OpenedStore, serving: asyncio.Task[None]) -> str | None:
-    """Recover while the socket answers probes; returns why the store cannot be served, if so.
+    """Recover while the socket answers probes. Returns the reason if the store cannot be served.
 
-    A signal during recovery ends `serving`; recovery is cancelled, which loses nothing.
+    A signal during recovery ends `serving` and cancels recovery, which loses nothing.
     """
     garbage_collector.rest()
     starting = asyncio.create_task(store.start())

@@ -1,8 +1,8 @@
 """Fixtures for pytest: a real server for the tests of an application.
 
-In `conftest.py`: `pytest_plugins = ["topics_server.testing"]`. The server runs in a process of its
-own over a temporary folder, on a free port, for the whole session; `topics_server` hands it to a
-test without topics.
+In `conftest.py`: `pytest_plugins = ["topics_server.testing"]`. The server runs in its own process
+over a temporary folder, on a free port, for the whole session. The fixture `topics_server` removes
+all topics and passes the server to a test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics_server.cli.server.child import child_server
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that runs; `url` is its address."""
+    """A running server; `url` is its address."""
 
     url: str
 
@@ -41,7 +41,7 @@ class RunningServer:
 
 @pytest.fixture(scope="session")
 def topics_server_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The server of the session; a test asks for `topics_server`."""
+    """The server of the session; tests use the fixture `topics_server`."""
     folder = tmp_path_factory.mktemp("topics-server")
     with child_server(folder, 0, threading.Event()) as (_, url):
         yield RunningServer(url)
@@ -49,6 +49,6 @@ def topics_server_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def topics_server(topics_server_session: RunningServer) -> RunningServer:
-    """The server, without topics."""
+    """The running server, with all topics removed."""
     topics_server_session.clear()
     return topics_server_session

@@ -1,1 +1,1 @@
-"""Cases that compare this server with another one: another build of it, Redis."""
+"""Cases that compare this server with another build of it, with Redis or with PostgreSQL."""

@@ -1,7 +1,7 @@
 """Two builds side by side: the same requests to both servers in turns, round by round.
 
-`--base ROOT` names a checkout of the other build with a `.venv`. Each figure is the ratio of one
-round's two sides, so a machine that becomes slower in between does not decide.
+`--base ROOT` names a checkout of the other build with a `.venv`. Each figure is the ratio of the
+two sides of one round, so that a machine which becomes slower meanwhile does not change it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOPIC = "log"
 RECORDS, RECORDS_QUICK = 300_000, 20_000
 CONNECTIONS = (1, 16)
 JOBS_A_SECOND = 1_600
-# Where nothing was made faster: a median below it is more than the noise of two equal builds.
+# The bar if nothing was made faster: a lower median exceeds the noise of two equal builds.
 NOISE = 0.95
 
 Runs = dict[str, list[Sample]]
@@ -124,7 +124,7 @@ def jobs(bench: Bench, servers: dict[str, ServerProcess]) -> list[Figure]:
 def _worked(
     client: Workers, side: QueueSide, workers: int, count: int, rates: list[float]
 ) -> Sample:
-    """One round; add its jobs/s to `rates`."""
+    """Run one round, and add its jobs/s to `rates`."""
     phases = client.round(side, workers=workers, batch=1, jobs=count)
     rates.append(1 / (1 / phases["claim"].rate + 1 / phases["ack"].rate))
     return phases["claim"]

@@ -1,8 +1,8 @@
 """PostgreSQL on the same machine, if it is installed: INSERT … RETURNING, and a page by SELECT.
 
 Both sides answer with the position of each stored record, and check that it is JSON. The load
-generator speaks PostgreSQL's protocol (`clients/postgres`): each connection prepares its statement
-once, then sends Bind, Execute and Sync. There is no bar: it gives context.
+generator uses PostgreSQL's protocol (`clients/postgres`): each connection prepares its statement
+once, then sends Bind, Execute and Sync. There is no bar: the figures give context.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.servers.peers import Postgres, postgres_program
 from benchmarks.servers.process import ServerProcess
 
 CONNECTIONS = (1, 16, 64)
-# The durability of each connection, and our class that promises as much.
+# The durability of each connection, and our class with the same promise.
 CLASSES = {"off": "disk", "on": "fsync"}
 TABLE = (
     "CREATE TABLE log (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
@@ -49,7 +49,7 @@ def append_name(commit: str, count: int, connections: int) -> str:
 
 
 def page_name(pages: int) -> str:
-    """The name of a figure about reads: of one page, or of many behind one another."""
+    """The name of a figure about reads: of one page, or of many pages in sequence."""
     walking = "" if pages == 1 else f", walking through {pages * DIFF_RECORDS:,}"
     return f"diff of {DIFF_RECORDS:,} records beside SELECT{walking}, 1 connection"
 
@@ -69,7 +69,7 @@ def insert(first: int, count: int) -> bytes:
 
 
 def greeting(commit: str, count: int) -> bytes:
-    """The first bytes of a connection that inserts."""
+    """The first bytes of an inserting connection."""
     statement = (
         wire.parse(b"insert", INSERT_ONE, wire.TEXT, wire.JSON)
         if count == 1
@@ -79,7 +79,9 @@ def greeting(commit: str, count: int) -> bytes:
 
 
 def postgres(bench: Bench) -> list[Figure]:
-    """Appends at equal durability, single ones and batches, and pages of 1,000."""
+    """Appends of single records and of batches at equal durability, and reads of pages of 1,000
+    records.
+    """
     postgres_program()
     server = bench.start()
     peer = Postgres(bench.folder / "postgres")
@@ -126,7 +128,9 @@ def appends(
 
 
 def reads(bench: Bench, server: ServerProcess, peer: Postgres) -> list[Figure]:
-    """Pages of 1,000: one again and again, and all behind one another, as a catch-up reads them."""
+    """Pages of 1,000 records: one page repeatedly, and all pages in sequence, like a reader that
+    catches up.
+    """
     pages = bench.options.scaled(100, 5)
     firsts = range(0, pages * DIFF_RECORDS, 100)
     fill = bench.requests("fill", [append_request("pages", first, 100) for first in firsts])

@@ -1,7 +1,7 @@
 """Redis streams on the same machine, if `redis-server` is installed: XADD, single and pipelined.
 
-Redis promises other things (no HTTP, no tags, no per-record answers checked), so there is no bar:
-it gives context.
+Redis promises other things (no HTTP, no tags, no answers checked per record), so there is no bar:
+the figures give context.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONNECTIONS = (1, 16)
 
 
 def xadd(numbers: Iterable[int]) -> bytes:
-    """The bytes of one XADD for each number, pipelined."""
+    """The bytes of pipelined XADDs, one for each number."""
     return b"".join(
         command(b"XADD", b"log", b"*", b"data", data_text(n, "t-000"), b"tag", b"t-000")
         for n in numbers
@@ -28,7 +28,7 @@ def xadd(numbers: Iterable[int]) -> bytes:
 
 
 def redis(bench: Bench) -> list[Figure]:
-    """XADD beside our appends: everysec beside class disk, always beside class fsync."""
+    """XADD compared with our appends: everysec with class disk, always with class fsync."""
     program("redis-server")
     server = bench.start()
     figures: list[Figure] = []

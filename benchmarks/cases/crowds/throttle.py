@@ -1,5 +1,5 @@
-"""The elastic throttle: three times the sustainable load, by clients that honour 429 or ignore
-it.
+"""The elastic throttle under three times the sustainable load, from clients that honour 429 or
+ignore it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.clients.requests import append_request
 from benchmarks.report.figures import Bar, Figure, Series
 from benchmarks.servers.process import ServerProcess
 
-# Priorities of the topics that are written in turn, and of the measured one.
+# Priorities of the topics that are written in turn, and of the measured topic.
 BULK = {"bulk-a": -200, "bulk-b": -100, "bulk-c": 0, "bulk-d": 100}
 URGENT = "urgent"
 URGENT_PRIORITY = 900
@@ -51,7 +51,7 @@ def crowded(
     """
     before = heads(server)
     seconds = bench.options.seconds
-    # A real crowd runs on other machines: here it gives way to the server.
+    # A real crowd runs on other machines, so here the crowd gets a lower priority than the server.
     with Loader("benchmarks.clients.crowd", niceness=10) as crowd:
         crowd.begin(
             port=server.port,
@@ -74,7 +74,7 @@ def crowded(
 
 
 def _delayed(loader: Loader, server: ServerProcess, urgent: Path, seconds: float) -> dict[str, Any]:
-    """The urgent writer's answer; it counts from a second after the crowd's start."""
+    """The urgent writer's answer. Its measurement starts a second after the crowd."""
     loader.begin(port=server.port, requests=urgent, rate=URGENT_RATE, seconds=1.0)
     loader.answer()
     loader.begin(port=server.port, requests=urgent, rate=URGENT_RATE, seconds=seconds)

@@ -1,7 +1,7 @@
 """200 uploads of 60 MiB by one key that stall, while a client of another key appends.
 
-Quiet and loaded rounds take turns on one server. The uploads have begun, and the first of them were
-refused, before a loaded round is measured.
+Quiet and loaded rounds take turns on one server. A loaded round is measured only after the uploads
+have begun and the first of them were refused.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ GREEDY = "greedy-key-of-the-benchmark"
 RATE = 400  # appends of one record a second
 COUNT, COUNT_QUICK = 200, 40
 SIZE, SIZE_QUICK = 60 * MIB, 4 * MIB
-# The budget of bodies being received: as many bodies as the default has room for.
+# The budget of bodies being received: room for as many bodies as by default.
 BUDGET_BODIES = 4
-# How long the uploads begin before a round is measured, s.
+# How long the uploads run before a round is measured, s.
 BEGINNING_S = 2.0
 
 
@@ -32,7 +32,9 @@ def keyed(request: bytes) -> bytes:
 
 
 def uploads(bench: Bench) -> list[Figure]:
-    """The append's p99 beside the uploads over its p99 without, and the memory that they take."""
+    """The append's p99 during the uploads as a ratio of its quiet p99, and the memory of the
+    uploads.
+    """
     count = bench.options.scaled(COUNT, COUNT_QUICK)
     size = bench.options.scaled(SIZE, SIZE_QUICK)
     budget = BUDGET_BODIES * size
@@ -62,7 +64,7 @@ def uploads(bench: Bench) -> list[Figure]:
                 key=GREEDY,
                 count=count,
                 size=size,
-                # It ends behind the round.
+                # The client of uploads ends after the round.
                 seconds=BEGINNING_S + seconds + 0.5,
             )
             bench.loader.run(server.port, requests, rate=RATE, seconds=BEGINNING_S)

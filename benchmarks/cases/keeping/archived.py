@@ -13,16 +13,16 @@ from benchmarks.clients.requests import append_request, http_request
 from benchmarks.report.figures import Bar, Figure, Series, ratios
 from benchmarks.servers.process import ServerProcess
 
-# The bars are medians of at least so many pairs.
+# The least number of pairs for the medians of the bars.
 PAIRS, PAIRS_QUICK = 15, 2
-# A rate that the server keeps with half a core: the case compares answers, not throughput.
+# A rate that takes half a core of the server: the case compares latencies, not throughput.
 RATE = 1_000
 P50_LIMIT, P99_LIMIT = 1.10, 1.30
 # 20 MB a second: records of 1 kB, a hundred in an append.
 LAG_APPENDS, RECORD_BYTES, BATCH = 200, 1_000, 100
-# Of a record; they are written as twice as many digits.
+# Bytes of a record, which are written as twice as many digits.
 RANDOM_BYTES = 250
-# Below it the lag is that of a lower rate, and tells nothing.
+# If less of the rate was reached, the lag belongs to a lower rate and means nothing.
 APPENDED_LIMIT = 19.0
 LAG_LIMIT_S = 2.0
 LAG_SECONDS, LAG_SECONDS_QUICK = 20.0, 2.0
@@ -32,7 +32,7 @@ MB = 1_000_000
 
 
 def archived(bench: Bench, name: str) -> tuple[ServerProcess, str]:
-    """A server with an archive in a folder of its own, which has a base already."""
+    """A server with an archive in its own folder, which already has a base."""
     folder = bench.folder / f"{name}-archive"
     folder.mkdir()
     url = f"file://{folder}"
@@ -43,7 +43,7 @@ def archived(bench: Bench, name: str) -> tuple[ServerProcess, str]:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """A metric without labels."""
+    """The value of a metric without labels."""
     for line in server.expect("GET", "/v0/metrics").decode().splitlines():
         if line.startswith(f"{name} "):
             return float(line.split(" ")[1])
@@ -51,7 +51,7 @@ def metric(server: ServerProcess, name: str) -> float:
 
 
 def wait_archived(server: ServerProcess) -> None:
-    """Return once everything is in the archive."""
+    """Wait until everything is in the archive."""
     for _ in range(6_000):
         is_based = metric(server, "topics_archive_base_timestamp_ms") > 0
         if is_based and metric(server, "topics_archive_lag_seconds") == 0:
@@ -61,7 +61,7 @@ def wait_archived(server: ServerProcess) -> None:
 
 
 def batches() -> list[bytes]:
-    """Appends of 100 kB that become a third when they are compressed, as JSON does."""
+    """Appends of 100 kB that compress to a third, like typical JSON."""
     rng = random.Random(4)
     found = []
     for number in range(50):
@@ -79,7 +79,7 @@ def batches() -> list[bytes]:
 
 
 def appends(bench: Bench) -> list[Figure]:
-    """p50 and p99 of appends with an archive over those without, in alternating pairs."""
+    """p50 and p99 of appends with an archive, as ratios of those without, in alternating pairs."""
     plain = bench.start("plain")
     plain.expect("PUT", "/v0/topics/fast", b'{"durability":"disk"}')
     kept, _ = archived(bench, "kept")
@@ -114,7 +114,7 @@ def appends(bench: Bench) -> list[Figure]:
 
 
 def behind(bench: Bench) -> list[Figure]:
-    """The lag of the archive during appends of 20 MB a second, and what was appended of them."""
+    """The lag of the archive during appends of 20 MB a second, and the rate that was reached."""
     server, _ = archived(bench, "behind")
     requests = bench.requests("batches", batches())
     seconds = LAG_SECONDS_QUICK if bench.options.quick else LAG_SECONDS
@@ -173,7 +173,7 @@ def restored(bench: Bench) -> Figure:
 
 
 def bytes_in(folder: Path) -> int:
-    """The bytes of all files; of a journal file those that are written, as the disk counts."""
+    """The bytes of all files. Of a journal file, only the written blocks count."""
     return sum(
         min(path.stat().st_size, path.stat().st_blocks * 512)
         for path in folder.rglob("*")
@@ -182,5 +182,5 @@ def bytes_in(folder: Path) -> int:
 
 
 def archive(bench: Bench) -> list[Figure]:
-    """The cost of an archive, its lag, and its way back."""
+    """The cost of an archive, its lag, and the speed of a restore."""
     return [*appends(bench), *behind(bench), restored(bench)]

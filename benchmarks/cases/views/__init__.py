@@ -1,1 +1,3 @@
-"""Views: records a second, read-your-writes, appends beside views; and the same work by hand."""
+"""Views: records a second, read-your-writes, the cost for appends; and the same work written by
+hand.
+"""

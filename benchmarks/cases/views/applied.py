@@ -1,4 +1,4 @@
-"""Views: how fast records are applied, how soon an append is in a query, what ten views cost.
+"""Views: how fast records are applied, how soon a query shows an append, what ten views cost.
 
 The records are those of all cases (200 bytes); their tags repeat after 1,000, so that both views
 have 1,000 rows. Called through `registry`.
@@ -33,7 +33,7 @@ LATEST = {"shortcut": {"latest_by_key": "/tag"}}
 
 
 def filled(bench: Bench, name: str, records: int) -> ServerProcess:
-    """A server whose topic has so many records."""
+    """A server whose topic has `records` records."""
     server = bench.start(name, STILL)
     batches = [append_request(TOPIC, first, BATCH) for first in range(0, 100_000, BATCH)]
     bench.fill(server, bench.requests(f"fill-{name}", batches), records // BATCH)
@@ -81,7 +81,7 @@ def applying_seconds(server: ServerProcess) -> float:
 
 
 def latencies_side(seconds: float, call: Callable[[int], float]) -> Sample:
-    """One round of calls one after the other; `call` returns the ms of the part that is judged."""
+    """One round of calls, one after the other. `call` returns the ms of the judged part."""
     began = time.perf_counter()
     times: list[float] = []
     while time.perf_counter() - began < seconds:
@@ -94,7 +94,7 @@ def latencies_side(seconds: float, call: Callable[[int], float]) -> Sample:
 
 
 def views(bench: Bench) -> list[Figure]:
-    """All three, and the same projection written by hand over a redis stream."""
+    """All three measurements, and the same projection written by hand over a redis stream."""
     records = bench.options.scaled(RECORDS, RECORDS_QUICK)
     return [*rates(bench, records), *after(bench), *beside(bench)]
 
@@ -141,7 +141,9 @@ def _rate(samples: Sequence[Sample], label: str) -> Series:
 
 
 def after(bench: Bench) -> list[Figure]:
-    """Append a record, then query with its seq: from the append's first byte to the rows."""
+    """Append a record, then query with its seq: the time from the append's first byte to the
+    rows.
+    """
     server = bench.start("after", STILL)
     server.expect("PUT", f"/v0/topics/{TOPIC}", b"{}")
     put_view(server, "v", COUNT)
@@ -168,7 +170,7 @@ def after(bench: Bench) -> list[Figure]:
 
 
 def beside(bench: Bench) -> list[Figure]:
-    """Paced appends to a topic with ten views, beside a topic without one."""
+    """Paced appends to a topic with ten views, compared with a topic without views."""
     requests = bench.requests("paced", [append_request(TOPIC, n, 1) for n in range(1_000)])
     servers = {name: bench.start(name, STILL) for name in ("without", "with")}
     for server in servers.values():
@@ -208,7 +210,7 @@ def beside(bench: Bench) -> list[Figure]:
 
 
 def views_rebuild(bench: Bench) -> list[Figure]:
-    """A view of many records built anew, `--records` of them, while the old one answers."""
+    """A view of many records (`--records`) is built anew while the old view answers."""
     records = bench.options.records
     server = filled(bench, "many", records)
     figures = []

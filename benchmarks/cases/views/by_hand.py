@@ -1,7 +1,7 @@
 """The projection of a view written by hand: a redis stream read in pages, applied to SQLite.
 
-Rows and the stream's id change in one transaction, as a careful author would write it; one process
-reads and applies. Called by `applied`.
+Rows and the stream's id change in one transaction, as in careful code; one process reads and
+applies. Called by `applied`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _APPLY: Final = {
 
 
 def by_hand(bench: Bench, records: int) -> ByHand:
-    """A redis with so many records in a stream. Raises `NotInstalled`."""
+    """A redis with `records` records in a stream. Raises `NotInstalled`."""
     program("redis-server")
     return ByHand(bench.folder / "by-hand", records)
 
 
 class ByHand:
-    """A redis, and what reads its stream."""
+    """A redis server, and a reader of its stream."""
 
     def __init__(self, folder: Path, records: int) -> None:
         self._folder = folder
@@ -88,7 +88,7 @@ class ByHand:
         return Sample(count, seconds, count / seconds, 0, 0, 0, 0, 0.0)
 
     def _page(self, place: bytes) -> list[Any]:
-        """Entries behind an id: `[id, [name, value, …]]`."""
+        """The entries behind an id: `[id, [name, value, …]]`."""
         words = (b"XREAD", b"COUNT", b"%d" % _PAGE, b"STREAMS", b"log", place)
         self._link.sendall(command(*words))
         answer = read_reply(self._answers)

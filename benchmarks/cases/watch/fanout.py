@@ -1,9 +1,8 @@
-"""Fan-out: one write until the last of W watchers has its last byte, beside a bare loop and peers.
-
-One writer writes one record of 200 bytes at a time, the next one when every watcher has it. The
-watchers and the writer are one client process (`watchers`); the sides take turns in it with their
-sockets kept open. Peers promise other things over other protocols: they give context and are no
-contest.
+"""Fan-out: the time from one write until the last of W watchers has its last byte, compared with a
+bare loop and peers. One writer writes a record of 200 bytes, and the next record when every watcher
+has it. The watchers and the writer are one client process (`watchers`); the sides take turns in it
+with their sockets kept open. Peers promise other things over other protocols: they give context and
+are no contest.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from benchmarks.servers.process import Reply, ServerProcess
 TOPIC = "bench"
 WAITED = "waits"  # a name of the same length
 WATCHERS = (1, 10, 100, 1000)
-# Each connection of PostgreSQL is a process; a thousand of them say nothing about notifying.
+# Each connection of PostgreSQL is a process; a thousand processes would not measure the notifying.
 LISTENERS_MAX = 100
 LIMITS = {100: 1.5, 1000: 2.0}
-# Number of different writes before they repeat: no cache may profit from a repeated body.
+# The number of different writes before they repeat, so that no cache profits from a repeated body.
 DISTINCT = 1000
-# Another case measures heartbeats; here they would fall into the other sides' rounds.
+# Another case measures heartbeats; here they would disturb the rounds of other sides.
 HEARTBEAT_MS = 60_000
 MANY_STREAMS = {"TOPICS_MAX_WATCH_SESSIONS": "20000", "TOPICS_MAX_SSE_CONNECTIONS": "20000"}
 
@@ -54,7 +53,7 @@ NATS = Wire(
 POSTGRES = "PostgreSQL, INSERT and NOTIFY"
 NOTIFY = "WITH one AS (INSERT INTO log (data) VALUES ($1::json)) SELECT pg_notify('bench', $1)"
 LISTENING = postgres.query("LISTEN bench") + postgres.parse(b"", "SELECT 1") + postgres.SYNC
-# Listener and writer have prepared a statement when they are ready.
+# A listener and a writer are ready when they have prepared a statement.
 POSTGRES_WIRE = Wire(
     ready=(postgres.PARSED + postgres.READY).decode("latin-1"),
     end='"}\0',
@@ -67,7 +66,7 @@ REDIS_CHANNEL = Wire(ready=":1\r\n", end='"}\r\n', answer=1)
 
 
 def redis_stream(key: str) -> Wire:
-    """Readers of a redis stream: each asks again from its last position."""
+    """Readers of a redis stream: each requests the next message from its last position."""
     again = command(b"XREAD", b"BLOCK", b"0", b"STREAMS", key.encode(), b"{position}")
     text = again.replace(b"$10\r\n{position}", b"${size}\r\n{position}").decode()
     return Wire(
@@ -82,7 +81,7 @@ def redis_stream(key: str) -> Wire:
 
 @dataclass(frozen=True, slots=True)
 class PeerSide:
-    """A peer in its role: its protocol, and the messages of a watcher and of a writer."""
+    """A peer as a side: its protocol, and the messages of a watcher and of a writer."""
 
     label: str
     port: int
@@ -104,7 +103,7 @@ def raw_answer(reply: Reply) -> bytes:
 
 
 def prepare(bench: Bench) -> tuple[ServerProcess, Path, Path]:
-    """Our server with its topic; the file of appends, and that of their payloads."""
+    """Our server with its topic, the file of appends, and the file of their payloads."""
     server = bench.start(settings=MANY_STREAMS)
     server.expect("PUT", f"/v0/topics/{TOPIC}", b'{"durability":"disk"}')
     requests = bench.requests("fanout", [append_request(TOPIC, n, 1) for n in range(DISTINCT)])
@@ -179,10 +178,11 @@ def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[PeerSide], list[st
 
 
 def fanout(bench: Bench) -> list[Figure]:
-    """1, 10, 100 and 1,000 watchers beside the floor and the peers."""
+    """1, 10, 100 and 1,000 watchers, compared with the floor and the peers."""
     server, requests, proofs = prepare(bench)
     with Watchers() as client, ExitStack() as stack:
-        # The floor sends what ours sent after a while: the seqs have as many digits.
+        # The floor sends the bytes that ours sent after a while, so that the seqs have as many
+        # digits.
         open_streams(bench, client, server, 1)
         warm = min(1.0, bench.options.seconds)
         client.measure("ours", server.port, requests, OURS, proofs=proofs, expect=1, seconds=warm)
@@ -276,7 +276,7 @@ def compared(
 
 
 def wake_up(bench: Bench) -> list[Figure]:
-    """A waiting diff: from the append that ends the wait to the diff's last byte."""
+    """A waiting diff: the time from the append that ends the wait to the diff's last byte."""
     server, requests, proofs = prepare(bench)
     server.expect("PUT", f"/v0/topics/{WAITED}", b'{"durability":"disk"}')
     appends = bench.requests("waited", [append_request(WAITED, n, 1) for n in range(DISTINCT)])

@@ -1,4 +1,4 @@
-"""Many streams: the cost of idle ones, the effect of unread ones on the others, many sessions."""
+"""Many streams: the cost of idle streams, the effect of unread streams on others, many sessions."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ PHASE_SECONDS, PHASE_SECONDS_QUICK = 10.0, 2.0
 LOAD_TOPICS = 4
 LOAD_RECORDS, LOAD_RECORD_BYTES = 100, 5000
 LOAD_MB_PER_SECOND = 50
-# Without a cap the case would leave gigabytes of journal; with it a watcher that never reads meets
-# both a growing log and a moving floor.
+# Without a cap the case would leave gigabytes of journal. With the cap, the case also tests
+# watchers that never read while the floor moves.
 LOAD_CONFIG = b'{"durability":"disk","cap_bytes":268435456}'
 FULL_SECONDS_MAX = 5  # wait until the kernel's memory for the sockets stops growing
 SLOW_MS, SLOW_MS_QUICK = 30_000, 10_000  # the server's default
-CLOSE_SECONDS = 30.0  # after that the server broke its promise to close them
+CLOSE_SECONDS = 30.0  # the time in which the server must close stuck sockets
 SOCKETS_LEFT = 8  # control connections and the listener
 
 # -- sessions -------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def busy_share(server: ServerProcess, seconds: float) -> float:
 
 
 def idle_watchers(bench: Bench) -> list[Figure]:
-    """Memory a stream and CPU of 2,000 streams that get only heartbeats."""
+    """Memory per stream, and CPU of 2,000 streams that get only heartbeats."""
     count = bench.options.scaled(IDLE, IDLE_QUICK)
     beat_ms = bench.options.scaled(BEAT_MS, BEAT_MS_QUICK)
     silent_seconds = min(IDLE_SECONDS, bench.options.seconds * 10)
@@ -78,7 +78,7 @@ def idle_watchers(bench: Bench) -> list[Figure]:
                 gets = open_sessions(server, [["idle"]] * streams, heartbeat_ms)
                 client.open(group, server.port, bench.requests(group, gets), OURS)
 
-            hold("first", 20, SILENT_MS)  # exclude what the first streams import and load
+            hold("first", 20, SILENT_MS)  # exclude the modules and data that the first streams load
             client.close_group("first")
             settle(server)
             taken["alone"].append(busy_share(server, silent_seconds) * 100)
@@ -144,7 +144,7 @@ def kernel_mb() -> float:
 class StuckRun:
     """A server under a write load, with or without sockets that never read.
 
-    Each round has a server of its own, so that memory of the round before does not count.
+    Each round has its own server, so that memory of the round before does not count.
     """
 
     def __init__(self, bench: Bench, client: Watchers, second: Loader) -> None:
@@ -177,8 +177,8 @@ class StuckRun:
             server.expect("PUT", f"/v0/topics/{topic}", LOAD_CONFIG)
         self._open(server, "good", [["quiet"]] * WELL_BEHAVED)
         if name == "with":
-            # Half of the sockets follow all topics of the load; half follow one of them and the
-            # measured topic.
+            # Half of the sockets follow all topics of the load; the other half follow one of these
+            # and the measured topic.
             sets = (
                 self.loads if n % 2 else [self.loads[n % 4], "quiet"] for n in range(self.stuck)
             )
@@ -208,7 +208,7 @@ class StuckRun:
             seconds=self.fill_seconds + self.seconds + FULL_SECONDS_MAX + 5.0,
             stop=stop,
         )
-        # The kernel first takes some megabytes for each socket: a burst by itself.
+        # At first the kernel takes some megabytes for each socket, so exclude this burst.
         self.filling[name].append(self._probed(server, self.fill_seconds))
         full_mb, turns = 0.0, 0
         while (now_mb := kernel_mb()) > full_mb * 1.01 and turns < FULL_SECONDS_MAX:
@@ -238,7 +238,8 @@ class StuckRun:
         )
 
     def _until_closed(self, server: ServerProcess, began: float) -> None:
-        """Wait until the server closes the stuck sockets, then examine what reached them.
+        """Wait until the server closes the stuck sockets, then examine the bytes that they
+        received.
 
         A socket that never reads cannot show the reason; tests check that the server sends the
         frame.
@@ -308,9 +309,7 @@ def stuck_watchers(bench: Bench) -> list[Figure]:
 
 
 def sessions(bench: Bench) -> list[Figure]:
-    """10,000 topics: an append with 100 sessions of 100 topics each, beside one with one
-    session.
-    """
+    """10,000 topics: an append with 100 sessions of 100 topics each, compared with one session."""
     count = bench.options.scaled(SESSIONS, SESSIONS_QUICK)
     topics = [name_of(number) for number in range(count * TOPICS_EACH)]
     groups = [topics[first : first + TOPICS_EACH] for first in range(0, len(topics), TOPICS_EACH)]

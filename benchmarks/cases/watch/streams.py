@@ -1,9 +1,9 @@
-"""Durable Streams beside the official server: appends, catch-up reads, SSE; and producer headers.
-
-Both servers speak one protocol, so both get the same bytes in the same rounds. The official one
-(`@durable-streams/server` under Node, streams in files) syncs every append before it answers. Ours
-is measured with the default class (disk), and with class fsync, which promises the same and is
-judged. Every append here names its producer, as the official clients do, unless stated otherwise.
+"""Durable Streams compared with the official server: appends, catch-up reads, SSE; and producer
+headers. Both servers have the same protocol, so both get the same bytes in the same rounds. The
+official one (`@durable-streams/server` under Node, streams in files) syncs every append before it
+answers. Ours is measured with the default class (disk), and with class fsync, which makes the same
+promise and is judged. Unless stated otherwise, every append names its producer, like the official
+clients.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ JSON, BYTES = "application/json", "application/octet-stream"
 SIZES = (100, 10_240)
 DISTINCT = 1000
 READ_BYTES, READ_BYTES_QUICK = 16 << 20, 1 << 20
-# Bytes are appended one message at a time, and the official server syncs each.
+# Bytes are appended one message at a time, and the official server syncs each message.
 SINGLES_MAX, SINGLES_MAX_QUICK = 4000, 1000
-# Reads count in whole walks through the stream; no walk has so many pages.
+# Reads are counted in whole walks through the stream; no walk has so many pages.
 PAGES_MAX = 100_000
 WATCHERS = 100
-# A share of the server's CPU time a request: other load on the machine changes requests/s far more.
+# The bar is a share of the server's CPU time per request: other load on the machine changes
+# requests/s far more.
 HEADERS_COST_MAX = 1.05
 STAMP = b"producer-id: {producer}\r\nproducer-epoch: 0\r\nproducer-seq: {turn}\r\n"
 DURABILITY = {"ours": "disk", "ours, class fsync": "fsync"}
-# A message ends with its control event; JSON data end with a bracket.
+# The end of a message: its control event follows. JSON data end with a bracket.
 EVENTS = Wire(ready="upToDate", end="}\n\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server in its role; `path` is the prefix of its streams in this role."""
+    """A server as a side; `path` is the prefix of its streams on this side."""
 
     label: str
     server: ServerProcess
@@ -52,7 +53,7 @@ class Contender:
 
 
 def message(kind: str, number: int, size: int) -> bytes:
-    """One message of exactly `size` bytes without the end of a chunk or an event in it."""
+    """A message of exactly `size` bytes, without bytes that end a chunk or an event."""
     head = b'{"id":%d,"pad":"' % number
     filler = (b"%010d" % (number * 2_654_435_761 % 10**10)) * (size // 10 + 1)
     text = head + filler[: size - len(head) - 2] + b'"}'
@@ -110,7 +111,7 @@ def described(kind: str, size: int) -> str:
 
 
 def appends(bench: Bench) -> list[Figure]:
-    """Appends by 1 and by 16 producers at once, and two without producer headers."""
+    """Appends by 1 and by 16 producers at once, and two measurements without producer headers."""
     sides = contenders(bench)
     wanted = [(kind, size, True) for kind in (JSON, BYTES) for size in SIZES]
     return [
@@ -143,7 +144,9 @@ def _appends(
 
 
 def compared(case: str, name: str, taken: dict[str, list[Sample]]) -> Figure:
-    """Compare ours with the same promise and the official server; every side's rate and latency."""
+    """Compare our server, with the same promise, and the official server: rate and latency of every
+    side.
+    """
     rates = {label: series(samples, "rate", label) for label, samples in taken.items()}
     latencies = [
         series(samples, f"{rank}_ms", f"{label}, {rank}")
@@ -230,7 +233,7 @@ def _filled(bench: Bench, side: Contender, kind: str, size: int) -> tuple[Path, 
 
 
 def _walk(bench: Bench, side: Contender, requests: Path, pages: int, received: int) -> Sample:
-    """Run whole walks for about the length of a round; the first walk gives their number."""
+    """Run whole walks for about the length of a round. The first walk gives the number of walks."""
     del received
     once = bench.load(side.server, requests, count=pages, seconds=600)
     walks = max(1, round(bench.options.seconds / once.seconds))
@@ -241,7 +244,7 @@ def _walk(bench: Bench, side: Contender, requests: Path, pages: int, received: i
 
 
 def fan_out(bench: Bench) -> list[Figure]:
-    """One JSON append until the last of 100 SSE readers has its last byte."""
+    """The time from one JSON append until the last of 100 SSE readers has its last byte."""
     sides = contenders(bench)
     proofs = bench.requests("payloads", [message(JSON, n, SIZES[0]) for n in range(DISTINCT)])
     with Watchers() as client:
@@ -292,7 +295,9 @@ def fan_out(bench: Bench) -> list[Figure]:
 
 
 def producer_headers(bench: Bench) -> list[Figure]:
-    """Single `/v0` appends with producer headers beside the same without them: CPU time."""
+    """CPU time of single `/v0` appends with producer headers, compared with the same appends
+    without them.
+    """
     server = bench.start(settings=STILL)
     figures = []
     for connections in CONNECTIONS:

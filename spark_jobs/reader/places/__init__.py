@@ -1,8 +1,8 @@
-"""Where sealed segments lie: a data directory, or an archive in a folder or a bucket.
+"""Places of sealed segments: a data directory, or an archive in a folder or a bucket.
 
 - `archive`: the newest base of an archive as a place; driver only.
 - `files`: open files and objects, which executors read by ranges.
 - `folder`: a data directory as a place.
-- `opening`: tells an archive from a data directory, and opens the place.
-- `segment`: one sealed segment as listed, wherever it lies.
+- `opening`: distinguishes an archive from a data directory, and opens the place.
+- `segment`: one listed segment, with the paths of its files.
 """

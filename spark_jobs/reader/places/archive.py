@@ -1,9 +1,9 @@
 """The newest base of an archive as a place of sealed segments; driver only.
 
 A base has the manifests and the delete flags of all topics as of one moment, and names the objects
-of all segments. So nothing is listed but the parts, whose newest one leads to the newest base, and
-every read sees the state of one base. What was sealed or deleted later is in the next base, and
-what was not sealed is not read.
+of all segments. So only the parts are listed: the newest part names the newest base, and every read
+has the state of one base. Records that were sealed or deleted later are in the next base; unsealed
+records are not read.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from topics_server.values.errors import Corrupt, NotThere, StartRefused, Storage
 from topics_server.wal.format.manifest import Manifest, SegmentEntry
 from topics_server.wal.fs import OsFs
 
-# How often the newest base is looked up again because a prune removed the one that was found.
+# How often the newest base is looked up again if a prune has removed the base that was found.
 _ATTEMPTS: Final = 5
 
 
 @dataclass(slots=True)
 class SealedBase:
-    """A base as it was read: the selected topics with their segments' objects and flags.
+    """The content of a base: the selected topics with the objects and flags of their segments.
 
-    `flags`: compressed, by topic and segment; None if the object has them itself. `problems`: of
-    objects of the base that cannot be read, with the topics in them.
+    `flags`: compressed, by topic and segment; None if the object holds its flags. `problems`:
+    errors of unreadable objects of the base, with the topics in them.
     """
 
     base: KeptBase
@@ -50,8 +50,8 @@ class SealedBase:
 class ArchivePlace:
     """See `SealedPlace`. `root`: the path of a folder, or the URL of a bucket.
 
-    `known`: the base of an earlier place, reused if there is no newer one. Raises `StorageError`
-    naming the object.
+    `known`: the base of an earlier place, which is reused if there is no newer base. Raises
+    `StorageError` naming the object.
     """
 
     has_fixed_flags: Final = True
@@ -102,7 +102,7 @@ class ArchivePlace:
         )
 
     def flags(self, segment: Segment) -> bytes:
-        """See `SealedPlace`. Those of a damaged file are in that file."""
+        """See `SealedPlace`. The flags of a damaged file are in that file."""
         packed = self.base.flags[segment.topic_id, segment.entry.segment_id]
         return read_flags(segment) if packed is None else zlib.decompress(packed)
 
@@ -113,7 +113,7 @@ class ArchivePlace:
     # -- reading the base ----------------------------------------------------------------------
 
     def _newest(self, store: ObjectStore, known: SealedBase | None) -> SealedBase:
-        """The newest base; the earlier one if it is still the newest."""
+        """The newest base; returns the known base if it is still the newest."""
         owner = owner_of(store)
         history = ArchiveHistory(store)
         bases = ArchiveBases(store, history)
@@ -151,7 +151,7 @@ class ArchivePlace:
         return found
 
     def _add(self, found: SealedBase, topic: SealedTopic, path: str) -> None:
-        """Take over a topic of the base, if it is wanted."""
+        """Add a topic of the base, if the query selects it."""
         manifest = decoded_manifest(topic.manifest, topic.topic_id, path)
         if not self._wants_topic(manifest.name):
             return

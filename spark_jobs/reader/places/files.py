@@ -1,6 +1,6 @@
-"""Open files and objects, which executors read by ranges: one way to read for all places.
+"""Files and objects with one interface, which executors read by ranges.
 
-A bucket is opened once in a process. Its credentials come from the environment of that process.
+A process opens a bucket once. The credentials come from the environment of that process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from topics_server.values.errors import NotThere, StorageError
 if TYPE_CHECKING:
     from topics_server.archive.continuous.places.ranges import BucketRanges
 
-# Two wanted records of a file closer than this are read together with the bytes between them.
+# If two wanted records of a file are closer than this, one read takes both and the bytes between.
 _FILE_GAP_BYTES: Final = 16 * 1024
-# The same for an object, of which each range is a request.
+# The same distance for objects, where each range costs a request.
 _OBJECT_GAP_BYTES: Final = 2**20
 # Bytes that the first request for an object reads: a small object needs no second request.
 _HEAD_BYTES: Final = 64 * 1024
@@ -30,7 +30,7 @@ class OpenFile(Protocol):
 
     @property
     def path(self) -> str:
-        """The path or URL, as messages show it."""
+        """The path or URL, for messages."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class OpenFile(Protocol):
         ...
 
     def size(self) -> int:
-        """How many bytes it has."""
+        """The size in bytes."""
         ...
 
     def read(self, start: int, length: int) -> bytes:
@@ -116,7 +116,7 @@ class BucketObject:
 
 @functools.lru_cache(maxsize=8)
 def _bucket(url: str) -> BucketRanges:
-    # Only here: an executor that reads files loads the formats and nothing else.
+    # Imported here, so that an executor that reads files need not load this library.
     from topics_server.archive.continuous.places.ranges import BucketRanges
 
     return BucketRanges.open(url)

@@ -10,14 +10,15 @@ from topics_server.values.errors import Corrupt, StartRefused, StorageError
 from topics_server.wal import layout
 from topics_server.wal.format.manifest import Manifest, SegmentEntry, decode_manifest
 
-# Manifests by topic id, with the file identity that tells whether the file was replaced.
+# Manifests by topic id, with the identity of their file, which changes when the file is replaced.
 Manifests = dict[int, tuple[tuple[int, int, int], Manifest]]
 
 
 class FolderPlace:
-    """See `SealedPlace`. `manifests`: of an earlier place by topic id; unchanged ones are reused.
+    """See `SealedPlace`.
 
-    Raises `StartRefused` for another folder.
+    `manifests`: those of an earlier place, by topic id; unchanged ones are reused. Raises
+    `StartRefused` for a folder that is no data directory.
     """
 
     has_fixed_flags: Final = False

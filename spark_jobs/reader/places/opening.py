@@ -1,4 +1,4 @@
-"""Tells an archive from a data directory, and opens the place; driver only."""
+"""Distinguishes an archive from a data directory, and opens the place; driver only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARCHIVE: Final = "ARCHIVE"
 
 
 class SealedPlace(Protocol):
-    """Sealed segments of all topics, as manifests list them."""
+    """The sealed segments of all topics, from their manifests."""
 
     @property
     def has_fixed_flags(self) -> bool:
@@ -29,12 +29,12 @@ class SealedPlace(Protocol):
 
     @property
     def as_of_ts(self) -> int | None:
-        """The server's time, ms, of which the place is a copy; None: it is no copy."""
+        """The moment (ms, server's clock) of which the place is a copy; None if it is no copy."""
         ...
 
     @property
     def problems(self) -> Sequence[StorageError]:
-        """What cannot be read, with topics in it that are not known."""
+        """Errors of unreadable parts, whose topics are unknown."""
         ...
 
     def topic_ids(self) -> list[int]:
@@ -42,7 +42,7 @@ class SealedPlace(Protocol):
         ...
 
     def manifest(self, topic_id: int) -> Manifest | None:
-        """The topic's current manifest; None: there is none. Raises `StorageError`."""
+        """The topic's current manifest; None without one. Raises `StorageError`."""
         ...
 
     def segment(self, manifest: Manifest, entry: SegmentEntry, since_ts: int) -> Segment:
@@ -60,14 +60,16 @@ class SealedPlace(Protocol):
 
 @dataclass(slots=True)
 class KnownPlace:
-    """Facts that an earlier place of this name read; a later one reuses them if unchanged."""
+    """Facts that an earlier place of this name read; a later place reuses them if they are
+    unchanged.
+    """
 
     manifests: Manifests = field(default_factory=dict)
     base: SealedBase | None = None
 
 
 def is_archive(where: str) -> bool:
-    """Whether a path or URL is that of an archive."""
+    """Whether a path or URL belongs to an archive."""
     if "://" in where:
         return True
     names = (layout.join(where, name) for name in (ARCHIVE, layout.FORMAT))
@@ -77,15 +79,16 @@ def is_archive(where: str) -> bool:
 def open_place(
     where: str, cold_dir: str | None, wants_topic: Callable[[str], bool], known: KnownPlace
 ) -> SealedPlace:
-    """The place that a path or URL names; `known` is brought up to date.
+    """Open the place that a path or URL names, and update `known`.
 
-    Raises `StartRefused` for what is none, `StorageError` naming what cannot be read.
+    Raises `StartRefused` if it is neither a data directory nor an archive, and `StorageError` with
+    the name of an unreadable file or object.
     """
     if not is_archive(where):
         return FolderPlace(where, cold_dir, known.manifests)
     if cold_dir is not None:
         raise StartRefused("an archive has no cold folder: leave the option coldDir out", where)
-    # Executors import this module without what the driver needs for an archive.
+    # Imported here, because only the driver needs it: executors import this module without it.
     from spark_jobs.reader.places.archive import ArchivePlace
 
     place = ArchivePlace(where, known.base, wants_topic)

@@ -1,4 +1,4 @@
-"""One sealed segment as listed, wherever it lies; executors open its files by it."""
+"""One listed segment, with the paths of its files; executors open the files from it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SegmentGone(StorageError):
 class SegmentObjects:
     """A segment's objects in an archive. `root`: the path of a folder, or the URL of a bucket.
 
-    `has_flags`: the data are a damaged file as it was found, with its delete flags; other data have
-    none, because the base has them.
+    `has_flags`: the object is a copy of a damaged file, with its delete flags. The flags of all
+    other objects are in the base.
     """
 
     root: str
@@ -35,18 +35,18 @@ class SegmentObjects:
 
     @property
     def is_in_bucket(self) -> bool:
-        """Whether the objects are read by requests."""
+        """Whether the objects are in a bucket, so that each read is a request."""
         return "://" in self.root
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sealed segment as listed; picklable, because its partition takes it to an executor.
+    """One listed segment. It is picklable, because its partition is sent to an executor.
 
     Rows below `floor_seq` or before `since_ts` are no longer served. `dead`: flags of the listing,
     one bit a row, compressed; empty if none is set; None if they are read with the rows.
-    `first_row` and `end_row` cut a large segment into pieces. `objects`: of a segment in an
-    archive, which lies in neither folder.
+    `first_row` and `end_row` cut a large segment into pieces. `objects`: the objects of a segment
+    in an archive, which has no files in the folders.
     """
 
     topic: str
@@ -112,7 +112,7 @@ def _open_path(paths: list[str]) -> OpenFile:
             return LocalFile(path)
         except NotThere:
             continue
-    # the file may have moved between two looks, so try the first folder again
+    # the file may have moved meanwhile, so try the first folder again
     return LocalFile(paths[0])
 
 

@@ -1,6 +1,7 @@
-"""HTTP routes over the engine and its services. No rule of topics lives here.
+"""HTTP routes over the engine and its services. The rules of topics are in `engine/`.
 
-Refusals arrive as `TopicsError`; `http.error_responses` turns them into status, headers and body.
+Handlers raise `TopicsError` for a refusal; `http.error_responses` turns it into status, headers and
+body.
 
 - `consumers/`: routes of consumers: named, durable cursors.
 - `live/`: event streams in one step: `GET …/live`, without a session.
@@ -19,10 +20,10 @@ Refusals arrive as `TopicsError`; `http.error_responses` turns them into status,
 - `application`: the application: Starlette over the table of routes.
 - `context`: what every handler gets: settings, store, services, server phase.
 - `direct`: the direct path: hot routes answered from the parser's callback, without a task.
-- `front_door`: the one place that every request passes, whichever server it came by.
-- `readiness`: readiness and places for streams, checked before a handler runs.
-- `request`: what a handler takes and what it gives: one `Request`, one answer.
+- `front_door`: the checks and limits that every request passes, under any ASGI server.
+- `readiness`: readiness and slots for streams, checked before a handler runs.
+- `request`: the input and the output of a handler: one `Request`, one answer.
 - `request_body`: reads and inflates request bodies within their limits.
 - `routes`: the route table: which handler answers which method and path (§9).
-- `routing`: paths to routes: what a route allows, and which one a path belongs to.
+- `routing`: routes: the methods of a route, and the search for the route of a path.
 """

@@ -1,8 +1,8 @@
 """Per-route metrics and the access log line of every response.
 
-`answered` is called once an answer's head is made, by both ways a request goes (`api/application`,
-`api/direct`), and costs well below a microsecond: a few integers, one test of an attribute. A
-stream is noted when it opens. What the parser refuses before there is a request is not seen here.
+`api/front_door` and `api/direct` call `answered` once the head of an answer is made. A call costs
+well below a microsecond: a few integers, one test of an attribute. A stream is noted when it opens.
+Requests that the parser refuses never reach this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from topics_server.runtime.clock import monotonic_s
 from topics_server.runtime.metrics import RequestMetrics, RouteFacts
 
-# The route of unknown paths, and the method of requests with a wrong one.
+# Stands for the route of an unknown path, and for the method of a request with an unknown method.
 OTHER: Final = "other"
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
@@ -29,7 +29,7 @@ class Observed(Protocol):
 
     @property
     def request_metrics(self) -> Mapping[str, RequestMetrics]:
-        """By method."""
+        """The metrics of its requests, by method."""
         ...
 
 
@@ -68,7 +68,7 @@ class Observer:
             self._other if route is None else route.request_metrics.get(method, self._other)
         )
         request_metrics.classes[status // 100] += 1
-        # `StepHistogram.observe` in place: every request is counted.
+        # `StepHistogram.observe` written out here, because every request is counted.
         times, took_us = request_metrics.times_us, int(took_ms * 1000)
         times.counts[took_us.bit_length()] += 1
         times.total += took_us
@@ -79,7 +79,7 @@ class Observer:
     def facts(self) -> Sequence[RouteFacts]:
         """The current metrics of every route and method."""
         rows = [
-            # As the contract writes them: some readers cannot handle braces in a label.
+            # Parameters in the contract's form: some readers cannot handle braces in a label.
             (_PARAMETER.sub(r":\1", route.template), method, request_metrics)
             for route in self._table
             for method, request_metrics in route.request_metrics.items()

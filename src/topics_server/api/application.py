@@ -1,10 +1,10 @@
 """The application: Starlette over the table of routes.
 
 Any ASGI server may run it, at its root or below a path of another application. Starlette finds the
-route; `front_door` serves it. Names in paths are matched as they were sent, so that `%2F` stays
-part of a name: `own_scope` gives the routes such a path, which begins where the application is
-mounted. A connection of our own is known by what it puts into `scope["extensions"]`; it is used
-only if nothing in between wants to see what is sent. Used by `server` and `app`.
+route; `front_door` serves it. Routes match the path as it was sent, so that `%2F` stays part of a
+name: `own_scope` gives them that path, without the part above the mount. A connection of this
+server puts itself into `scope["extensions"]`. The application uses it only if no middleware stands
+between, because a middleware must see what is sent. Used by `app`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATH_CHARS: Final = "/:@!$&'()*+,;=-._~"
 
 
 class Application(Starlette):
-    """One store's routes. `door` serves them; its `state` is that of the store."""
+    """The routes of one store. `door` serves them; `door.state` is the state of the store."""
 
     def __init__(self, door: FrontDoor, lifespan: Any = None) -> None:
         super().__init__(
@@ -46,21 +46,21 @@ class Application(Starlette):
         )
         self.router.redirect_slashes = False
         self.door = door
-        # A connection of our own finds its door here (`http/connection`).
+        # Connections of this server take their door from here (`http/connection`).
         self.topics_door = ConnectionDoor(door)
 
     def add_middleware(self, *arguments: Any, **options: Any) -> None:
-        """Add a middleware: from now on every request passes it."""
+        """Add a middleware. From now on every request goes through it."""
         self.topics_door.is_direct = False
         super().add_middleware(*arguments, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one scope, as ASGI has it."""
+        """Serve one ASGI scope."""
         if scope["type"] != "lifespan":
             scope = own_scope(scope, send)
             if scope["type"] == "http" and scope["topics.send"] and self.topics_door.is_direct:
-                # Between our connection and the routes there is nothing to pass: Starlette's
-                # router would find the same route some 30 calls later.
+                # No middleware stands between our connection and the routes. Starlette's router
+                # would find the same route, in some 30 more calls.
                 route, segment = self.door.routes.find(scope["raw_path"])
                 await self.door.serve(route, segment, scope, receive, send)
                 return
@@ -68,7 +68,7 @@ class Application(Starlette):
 
 
 class Unrouted:
-    """Every path that Starlette finds no route for: of an empty name, or of none."""
+    """Serves paths without a route in Starlette: unknown paths, and paths with an empty name."""
 
     def __init__(self, door: FrontDoor) -> None:
         self._door = door
@@ -80,7 +80,7 @@ class Unrouted:
 
 
 class Endpoint:
-    """One route as Starlette calls it."""
+    """The endpoint that Starlette calls for one route."""
 
     def __init__(self, door: FrontDoor, route: Route) -> None:
         self._door = door
@@ -98,7 +98,7 @@ class Endpoint:
 
 
 class SocketEndpoint:
-    """One WebSocket's path as Starlette calls it."""
+    """The endpoint that Starlette calls for a WebSocket's path."""
 
     def __init__(self, door: FrontDoor, handler: SocketHandler) -> None:
         self._door = door
@@ -114,7 +114,8 @@ def _endpoint(door: FrontDoor, route: Route) -> BaseRoute:
     path = route.template
     if route.is_mount:
         path = path.replace("{path}", "{path:path}")
-    # An endpoint that is no function is called for any method: `front_door` says which there are.
+    # Starlette calls an endpoint that is not a function for every method; `front_door` checks the
+    # method.
     return StarletteRoute(path, Endpoint(door, route), name=route.template)
 
 
@@ -123,10 +124,10 @@ async def _no_socket(_state: ServerState, scope: Scope, _receive: Receive, send:
 
 
 def own_scope(scope: Scope, send: Send) -> MutableMapping[str, Any]:
-    """A scope as the routes want it: its path as it was sent, from where this is mounted.
+    """A scope for the routes, with the path that was sent, without the mount's part.
 
-    `topics.prefix` is what of the URL stands before it, `topics.send` the connection's own `send`,
-    or None.
+    `topics.prefix` is the mount's part. `topics.send` is the `send` of a connection of this server;
+    None under another server.
     """
     raw_path: bytes = (scope.get("raw_path") or b"").partition(b"?")[0]
     if not raw_path:
@@ -145,9 +146,9 @@ def own_scope(scope: Scope, send: Send) -> MutableMapping[str, Any]:
 
 
 def mounted_length(raw_path: bytes, root_path: str) -> int:
-    """How much of a path as it was sent is the `root_path`, which is unescaped.
+    """The length of the `root_path` in the path that was sent. The `root_path` is unescaped.
 
-    0 where the path does not begin with it: some servers leave it out.
+    Returns 0 if the path does not begin with it: some servers leave it out.
     """
     at = 0
     for wanted in root_path.rstrip("/").encode():
@@ -159,5 +160,5 @@ def mounted_length(raw_path: bytes, root_path: str) -> int:
 
 
 def build_app(state: ServerState) -> Application:
-    """The application of one store that is there."""
+    """The application of one open store."""
     return Application(FrontDoor(state, build_routes(state.settings.streams_path)))

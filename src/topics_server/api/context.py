@@ -89,12 +89,12 @@ class ApiSettings(Protocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """Bytes of one request body, as sent and as inflated."""
+        """The most bytes of one request body, both sent and inflated."""
         ...
 
     @property
     def max_limit(self) -> int:
-        """Records of one page."""
+        """The most records of one page."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class ApiSettings(Protocol):
 
     @property
     def allowed_origins(self) -> frozenset[bytes]:
-        """Origins whose web pages may call, as the header has them."""
+        """Origins whose web pages may call, in the form of the `Origin` header."""
         ...
 
     @property
@@ -114,62 +114,62 @@ class ApiSettings(Protocol):
 
     @property
     def host_names(self) -> tuple[str, ...] | None:
-        """The names that clients may use for this server; None: any."""
+        """The host names that clients may use for this server; None allows any."""
         ...
 
     @property
     def max_watch_topics(self) -> int:
-        """Topics of one watch session, or of one subscribe command."""
+        """The most topics of one watch session, or of one subscribe command."""
         ...
 
     @property
     def max_sse_connections(self) -> int:
-        """Open streams and WebSockets together; 0 is unlimited."""
+        """The most open streams and WebSockets together; 0 is unlimited."""
         ...
 
     @property
     def max_sse_connections_per_key(self) -> int:
-        """Those of one key; 0 is unlimited."""
+        """The most open streams and WebSockets of one key; 0 is unlimited."""
         ...
 
     @property
     def max_inflight_per_key(self) -> int:
-        """Requests of one key that are served at once; 0 is unlimited."""
+        """The most requests of one key that are served at once; 0 is unlimited."""
         ...
 
     @property
     def max_claim(self) -> int:
-        """Jobs of one claim, ack, nack or extend."""
+        """The most jobs of one claim, ack, nack or extend."""
         ...
 
     @property
     def max_node_bytes(self) -> int:
-        """Bytes of a node's name."""
+        """The most bytes of a node's name."""
         ...
 
     @property
     def max_batch_records(self) -> int:
-        """Records of one append."""
+        """The most records of one append."""
         ...
 
     @property
     def max_record_bytes(self) -> int:
-        """Bytes of one record's data and meta."""
+        """The most bytes of one record's data and meta."""
         ...
 
     @property
     def max_ws_commands(self) -> int:
-        """Commands waiting on one WebSocket."""
+        """The most commands that wait on one WebSocket."""
         ...
 
     @property
     def streams_path(self) -> str:
-        """Where streams are mounted; empty: nowhere."""
+        """The path at which streams are mounted; empty: streams are not mounted."""
         ...
 
     @property
     def streams_page_bytes(self) -> int:
-        """Bytes of one page of a stream, but for a message that is larger."""
+        """The most bytes of one page of a stream; a larger message is a page by itself."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class ApiSettings(Protocol):
 
     @property
     def streams_sse_ms(self) -> int:
-        """How long the events of a stream go on before their reader has to come again."""
+        """How long a stream sends events before its reader must send a new request."""
         ...
 
 
@@ -187,19 +187,19 @@ class AppendService(Protocol):
     """An append on its way."""
 
     def when_resolved(self, callback: Callable[[], object]) -> None:
-        """Call `callback`, which must not raise, once there is an outcome."""
+        """Call `callback` once there is an outcome; `callback` must not raise."""
         ...
 
     def outcome(self, *, throttle_wait_ms: float = 0.0) -> Appended:
         """The append's result;
 
-        `throttle_wait_ms` goes into it. Raises the append's `TopicsError`.
+        `throttle_wait_ms` becomes part of the result. Raises the append's `TopicsError`.
         """
         ...
 
 
 class StorePort(Protocol):
-    """The engine as the API sees it. Names are valid topic names; refusals are `TopicsError`."""
+    """The engine's methods for the API. Names are valid topic names; refusals are `TopicsError`."""
 
     async def append(
         self,
@@ -213,9 +213,10 @@ class StorePort(Protocol):
         submitted: Callable[[], None] | None = None,
         check: ConditionCheck | None = None,
     ) -> Appended:
-        """Append the records of one call, all or none; `config` only if this creates the topic.
+        """Append the records of one call, all or none. `config` applies if this creates the topic.
 
-        `submitted` may be called before it returns: later appends come behind these records.
+        `append` may call `submitted` before it returns; appends begun after that call get later
+        seqs.
         """
         ...
 
@@ -230,15 +231,18 @@ class StorePort(Protocol):
         flush_now: bool = False,
         check: ConditionCheck | None = None,
     ) -> AppendService | None:
-        """The step of `append` that waits for nothing; None, with nothing done, if it must wait."""
+        """Begin an append without waiting.
+
+        If it would have to wait, change nothing and return None.
+        """
         ...
 
     async def read(self, name: str, request: ReadRequest) -> Page:
-        """One page after a cursor; waits while there is nothing to tell."""
+        """One page after a cursor; waits while there is nothing to report."""
         ...
 
     def read_resident(self, name: str, request: ReadRequest) -> Page | None:
-        """That page, if it is in memory; waits for nothing."""
+        """The page of `read`, without waiting; None if it is not in memory."""
         ...
 
     async def read_backward(
@@ -256,11 +260,11 @@ class StorePort(Protocol):
         ...
 
     def range_mark(self, name: str, first_seq: int, last_seq: int) -> RangeMark:
-        """A value that changes when a record in this range of seqs is added or lost."""
+        """A value that changes when this range of seqs gets or loses a record."""
         ...
 
     def dead_slots(self, name: str) -> tuple[int, int]:
-        """The topic of a name and its seqs without a record: another when one is lost."""
+        """The id of the topic and the number of its seqs without a record."""
         ...
 
     def check_of(self, condition: Condition) -> ConditionCheck:
@@ -268,7 +272,7 @@ class StorePort(Protocol):
         ...
 
     async def decided(self, check: ConditionCheck | None, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Attempt a write with this check, as often as its condition cannot be decided yet."""
+        """Attempt a write with this check, and repeat it until its condition can be decided."""
         ...
 
     @property
@@ -284,7 +288,7 @@ class StorePort(Protocol):
         match: TagMatch | None,
         check: ConditionCheck | None = None,
     ) -> Deleted:
-        """Delete what both conditions hit; at least one is given."""
+        """Delete the records that meet both conditions; at least one is given."""
         ...
 
     async def put_topic(
@@ -295,7 +299,7 @@ class StorePort(Protocol):
         keep_type: bool,
         check: ConditionCheck | None = None,
     ) -> PutOutcome:
-        """Create a topic or replace its configuration; `keep_type`: its type was left out."""
+        """Create a topic or replace its configuration. `keep_type`: the request left `type` out."""
         ...
 
     async def configure(
@@ -305,13 +309,16 @@ class StorePort(Protocol):
         *,
         check: ConditionCheck | None = None,
     ) -> PutOutcome:
-        """Give a topic the configuration that `change` makes of its own, None for a new topic."""
+        """Set a topic's configuration to what `change` returns.
+
+        `change` gets the current configuration, or None for a new topic.
+        """
         ...
 
     async def drop_topic(
         self, name: str, *, if_empty: bool, check: ConditionCheck | None = None
     ) -> bool:
-        """Drop a topic with all it holds; False if it was not there."""
+        """Drop a topic with all its records; False if it did not exist."""
         ...
 
     async def put_consumer(
@@ -321,9 +328,10 @@ class StorePort(Protocol):
         from_seq: int | None,
         hold: ConsumerHold | UnsetType | None = UNSET,
     ) -> tuple[ConsumerState, bool]:
-        """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was.
+        """Create a consumer at `from_seq` (None: at the head), unless it exists.
 
-        An unset `hold` changes nothing of one that exists.
+        Returns its state and whether it was created. An unset `hold` leaves the hold of an existing
+        consumer as it is.
         """
         ...
 
@@ -337,15 +345,15 @@ class StorePort(Protocol):
         if_seq: int | None = None,
         topic_id: int | None = None,
     ) -> tuple[ConsumerState, bool]:
-        """Commit a seq; whether the consumer moved."""
+        """Commit a seq; return the consumer's state and whether it moved."""
         ...
 
     async def delete_consumer(self, name: str, consumer: str) -> bool:
-        """Forget a consumer; False if it was not there."""
+        """Forget a consumer; False if it did not exist."""
         ...
 
     def consumer(self, name: str, consumer: str) -> ConsumerState:
-        """Where a consumer is."""
+        """The state of a consumer."""
         ...
 
     def read_start(self, name: str, consumer: str) -> int:
@@ -355,7 +363,7 @@ class StorePort(Protocol):
     def list_consumers(
         self, name: str, after: str | None, page_size: int
     ) -> tuple[list[ConsumerState], str | None]:
-        """Consumers in name order, those after `after`, and the name to go on after."""
+        """A page of consumers in name order, after `after`, and the `after` of the next page."""
         ...
 
     def consumer_lags(self) -> Iterable[tuple[str, str, int, int]]:
@@ -363,7 +371,7 @@ class StorePort(Protocol):
         ...
 
     def state(self, name: str, *, touch: bool) -> TopicState:
-        """A topic's state; `touch` counts as interest in it."""
+        """A topic's state. `touch`: the read counts as a use of the topic."""
         ...
 
     def list_topics(
@@ -375,7 +383,7 @@ class StorePort(Protocol):
         touch: bool,
         keep: Callable[[str], bool] | None = None,
     ) -> TopicPage:
-        """Topics in name order, those after `after`; with `keep` those whose names it takes."""
+        """Topics in name order, after the name `after`; with `keep`, only names that it accepts."""
         ...
 
     @property
@@ -390,7 +398,7 @@ class StorePort(Protocol):
 
     @property
     def bytes_live(self) -> int:
-        """Bytes of those records."""
+        """Bytes of the records that can be read."""
         ...
 
     @property
@@ -413,14 +421,14 @@ class StorePort(Protocol):
 
 
 class Routers(Protocol):
-    """The routers as the API sees them. Names are valid; refusals are `TopicsError`."""
+    """The part of the routers that the API uses. Names are valid; refusals are `TopicsError`."""
 
     async def put(self, name: str, spec: RouterSpec) -> RouterOutcome:
         """Create a router, with the topics it needs, or replace its definition."""
         ...
 
     def get(self, name: str) -> RouterState:
-        """A router's definition and how far it is."""
+        """A router's definition and its progress."""
         ...
 
     def page(
@@ -433,11 +441,13 @@ class Routers(Protocol):
         page_size: int,
         may_name: Callable[[str], bool] | None = None,
     ) -> RouterListPage:
-        """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
+        """A page of routers in name order, after `after`; `may_name` must accept all their
+        names.
+        """
         ...
 
     async def delete(self, name: str) -> bool:
-        """Drop a router; False if it was not there."""
+        """Drop a router; False if it did not exist."""
         ...
 
     def routers_of(self, topic_name: str) -> list[str]:
@@ -453,7 +463,10 @@ class Sealing(Protocol):
     """Seals on demand; `engine.background.sealer.Sealer` satisfies it."""
 
     async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
-        """Seal what these topics hold now: records left unsealed, segments made."""
+        """Seal the records of these topics.
+
+        Returns counts: records left unsealed, segments made.
+        """
         ...
 
 
@@ -462,11 +475,11 @@ class BackupsPort(Protocol):
 
     @property
     def state(self) -> BackupState:
-        """The newest backup that was begun."""
+        """The backup that was begun last."""
         ...
 
     def begin(self) -> BackupState:
-        """Start one, unless one is under way."""
+        """Start a backup, unless one is running."""
         ...
 
     def metrics(self) -> BackupMetrics:
@@ -533,20 +546,20 @@ class ServerState(msgspec.Struct, kw_only=True):
     body_turns: BodyTurns = msgspec.field(default_factory=BodyTurns)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
-    # Set by `node` and `server`: figures that are theirs to know.
+    # Metrics that `node` and `server` provide.
     disk: Callable[[], DiskFacts] | None = None
     recovery: RecoveryFacts | None = None
-    # Failures of background work, for `/v0/ready`: no names, no paths.
+    # Failures of background work, for `/v0/ready`. They hold no names and no paths.
     reasons: Callable[[], Sequence[str]] = tuple
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = msgspec.field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Have the turns of uploads follow the budget."""
+        """Make the turns of uploads from this state's own upload budget."""
         self.upload_turns = UploadTurns(self.uploads)
 
     def restrict_to(self, grants: Iterable[KeyGrant]) -> None:
-        """Serve the holders of these keys, under the names in the settings; no keys: everybody."""
+        """Require one of these keys (none: serve everybody) and a host name of the settings."""
         self.keys = KeyRing(grants, covers_probes=self.settings.probe_auth)
         self.hosts = Hosts(self.settings.host_names)
 
@@ -569,7 +582,7 @@ class ServerState(msgspec.Struct, kw_only=True):
             raise StartRefused(f"the store is {self.phase}")
 
     def next_phase(self) -> asyncio.Future[None]:
-        """A future that resolves when the phase moves, even before a task waits."""
+        """A future that resolves when the phase changes next, even if no task awaits it yet."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
@@ -583,5 +596,5 @@ class ServerState(msgspec.Struct, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """How many wait for the next phase."""
+        """How many futures wait for the next phase."""
         return len(self._waiting)

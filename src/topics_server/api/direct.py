@@ -1,15 +1,15 @@
 """The direct way: hot routes answered from the parser's callback, without a task.
 
-`ConnectionDoor` is what connections of our own find in the application (`http/exchange/door`). It
-makes a `HotCall` of the head of a request; the call has everything that does not depend on the
-body: route, handler, name, rights. If its handler needs not wait, the answer is made on the spot,
-or, where it depends on the disk, in the turn of the loop that commits it. Everything else goes the
-general way, as with any ASGI server.
+`ConnectionDoor` is the application's interface for connections of this server
+(`http/exchange/door`). It makes a `HotCall` from the head of a request. The call has everything
+that does not depend on the body: route, handler, name, rights. If the handler need not wait, it
+answers at once; if the answer depends on the disk, it is made in the loop turn that commits the
+write. Every other request goes the general way, as under any ASGI server.
 
-One rule keeps both ways alike: what they do is done by the same functions, those of
-`api/front_door`, and the same handlers; a handler that has to wait has done nothing and leaves the
-request to the general way (`docs/decisions/0024-direct-way.md`). A call that any request with the
-same head may use (`is_lasting`) holds while the keys stay as they are; it keeps no key.
+Both ways call the same functions of `api/front_door` and the same handlers, so that they behave
+alike. A handler that would have to wait changes nothing and leaves the request to the general way
+(`docs/decisions/0024-direct-way.md`). Requests with the same head may share one call (`is_lasting`)
+until the keys change; the call stores no key.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from topics_server.runtime.clock import monotonic_s
 from topics_server.values.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
-# Fields that differ from request to request, or whose effect depends on more than the head.
+# Header fields that differ between requests, or whose effect depends on more than the head.
 _PASSING: Final = frozenset(
     b"x-request-id idempotency-key last-event-id origin sec-fetch-site if-none-match range "
     b"if-match producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
@@ -98,7 +98,7 @@ class ConnectionDoor:
         """See `door.Door`."""
         response = response_of(error or internal())
         headers = self.front.response_headers(response, "GET", {}, b"")
-        # Its head is not one to take an id from.
+        # The parser refused this head, so no request id is read from it.
         tell_of_body(headers, response, len(response.body), request_id({}), is_packed=False)
         return response.status, headers, response.body
 
@@ -197,11 +197,11 @@ class HotCall:
         self._request_id = request_id(fields) if REQUEST_ID in fields else b""
 
     def _check(self, connection: AnsweringConnection) -> None:
-        """Whether the head may ask for this. Raises what the general way would raise."""
+        """Check that the caller may make this request. Raises the errors of the general way."""
         front, fields = self._door.front, self._fields
         recalled = connection.recalled
         if not isinstance(recalled, Recalled):
-            # The last token: every request of a connection sends it again.
+            # Caches the last token, because every request of a connection repeats it.
             recalled = Recalled()
             if self._state.keys.is_on:
                 connection.recalled = recalled
@@ -241,7 +241,7 @@ class HotCall:
         request: Request,
         resolved: Callable[[], Response] | None,
     ) -> bool:
-        """Send an answer if the client is still connected, now or once it is there.
+        """Send an answer, now or once it is ready, if the client is still connected.
 
         Returns False, without any effect, if the handler has to wait. Does not raise: its callers
         are the parser and the commit, which has other tickets to resolve.
@@ -270,7 +270,7 @@ class HotCall:
                 answer.when_resolved(partial(self._answer, connection, request, answer.answer))
                 return True
             if isinstance(answer, Coroutine):
-                # It has not begun.
+                # The coroutine has not begun, so closing it undoes nothing.
                 answer.close()
             connection.is_answering_directly = False
             return False
@@ -291,7 +291,7 @@ class HotCall:
         response: Response,
         made_id: bytes = b"",
     ) -> None:
-        """Send an answer, as gzip if the client asks for it."""
+        """Send an answer, as gzip if the client accepts gzip."""
         if connection.transport.is_closing():
             return
         if self._prefers:

@@ -1,13 +1,12 @@
-"""The one place that every request passes, whichever server it came by.
+"""The checks and limits that every request passes, under any ASGI server.
 
 Hosts, keys, origins, limits, ids, metrics and the envelope are decided here: for the routes of
 `api/application`, which any ASGI server may call, and for `api/direct`, which answers whole
-requests from the parser. A request's body is read with its limit, its handler (a plain function of
-`ServerState` and `Request`) is called, and one start and one body message are sent; an
-`EventStream` gets its head and then the connection. Errors that handlers raise become the envelope
-here; an unforeseen one is logged and becomes `internal`. A client that hangs up changes nothing: no
-handler is ever cancelled by it. Web pages of the listed origins, and of no other, can see that
-they may read what is answered.
+requests from the parser. `FrontDoor` reads a request's body within its limit, calls its handler (a
+plain function of `ServerState` and `Request`), and sends one start and one body message. For an
+`EventStream` it sends the head and then hands over the connection. Errors that handlers raise
+become the envelope here; an unforeseen error is logged and becomes `internal`. A disconnect never
+cancels a handler. Only web pages of the listed origins may read the answers (CORS).
 """
 
 from __future__ import annotations
@@ -73,24 +72,25 @@ from topics_server.runtime.clock import monotonic_ms, now_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import StorageError, TopicsError
 
-# Headers of every answer: browsers keep to its content type, and no cache keeps it. A handler may
-# replace each of them. A stored content type may be HTML or SVG: `sandbox` gives such content no
-# origin and no script.
+# Headers of every answer: browsers must use its content type, and no cache may store it. A handler
+# may replace each of them. A stored content type may be HTML or SVG: `sandbox` gives such content
+# no origin and no script.
 _GUARDS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"sandbox; default-src 'none'"),
     (b"cache-control", b"no-store"),
 )
-# Kinds of answers whose first lines are kept; a new list of the server's own headers drops them.
+# The most kinds of answers whose first lines are cached; a new list of the server's own headers
+# clears the cache.
 _HEADS_MAX: Final = 256
-# Makes an `EventSource` come back soon.
+# Tells an `EventSource` to reconnect soon.
 _COME_BACK: Final = b"retry: 2000\n\n"
 
 
 def response_of(
     error: TopicsError, extra: Headers = (), started_ms: float | None = None
 ) -> Response:
-    """A refusal as a response; `started_ms`: of its request, where there was one."""
+    """An error as a response; `started_ms` is that of its request, if there was one."""
     total_ms = None if started_ms is None else monotonic_ms() - started_ms
     return Response(status_of(error), envelope(error, total_ms), headers_of(error) + extra)
 
@@ -98,7 +98,10 @@ def response_of(
 def response_to(
     error: Exception, method: str, path: str, request_id: bytes, started_ms: float
 ) -> Response:
-    """The refusal for what a handler raised; a defect is logged and becomes `internal`."""
+    """The response for an error of a handler.
+
+    An unforeseen error is logged and becomes `internal`.
+    """
     if isinstance(error, TopicsError):
         return response_of(error, started_ms=started_ms)
     if isinstance(error, StorageError):
@@ -110,17 +113,17 @@ def response_to(
 
 
 class FrontDoor:
-    """The checks and notes that all requests of one application pass.
+    """The checks, limits and metrics for all requests of one application.
 
-    `state`: of the store that is served now. `open_for` changes it, because an application may be
-    made before its store is opened.
+    `state` is that of the store that is served now. `open_for` changes it, because an application
+    may be made before its store is opened.
     """
 
     def __init__(self, state: ServerState, routes: Routes) -> None:
         self.routes = routes
         self.observer = Observer(routes.table)
         self.state = state
-        # First lines of heads by their kind, with the server's own headers as they were.
+        # First lines of heads by kind, and the list of the server's own headers in them.
         self._heads: dict[tuple[int, bytes, Headers, bool, bool], bytes] = {}
         self._defaults: list[tuple[bytes, bytes]] = []
         self.open_for(state)
@@ -135,7 +138,9 @@ class FrontDoor:
     async def serve(
         self, route: Route | None, segment: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve one HTTP request of a route, whose path has a name as `segment`; None: of no route.
+        """Serve one HTTP request.
+
+        `route` is None for an unknown path; `segment` is the name in the path.
 
         `scope` is `application.own_scope`'s: its path begins where the application is mounted.
         """
@@ -164,7 +169,7 @@ class FrontDoor:
             if len(headers) < len(scope["headers"]):
                 check_once(scope["headers"], headers)
             if scope["topics.send"] is None:
-                # A connection of our own has checked the host.
+                # A connection of this server has checked the host already.
                 host = headers.get(b"host")
                 if host is not None and not is_host(host):
                     raise no_host()
@@ -204,7 +209,7 @@ class FrontDoor:
     def response_headers(
         self, response: Answer, method: str, headers: Mapping[bytes, bytes], raw_path: bytes
     ) -> list[tuple[bytes, bytes]]:
-        """The headers of an answer, but for those that tell of its body."""
+        """The headers of an answer, except those that describe its body."""
         fields = _guarded(response.headers) if response.headers else list(_GUARDS)
         is_allowed = bool(self._origins) and headers.get(b"origin") in self._origins
         if is_allowed:
@@ -223,7 +228,7 @@ class FrontDoor:
         *,
         is_packed: bool,
     ) -> bytes:
-        """The lines of a head that answers of its kind have in common.
+        """The header lines that all answers of this kind share.
 
         `defaults` are the server's own headers; it makes a new list when they change.
         """
@@ -269,7 +274,7 @@ class FrontDoor:
         name = self.name_of(route, scope["raw_path"], segment, caller)
         body = b""
         if method in ("POST", "PUT", "PATCH"):
-            # Nobody should send 64 MiB to hear that the server is not ready.
+            # Refuse before the body is read: it may have 64 MiB.
             admit(self.state)
             take_slot = partial(place.hold, self.state.inflated)
             body = await whole_body(
@@ -303,7 +308,7 @@ class FrontDoor:
         segment: bytes,
         recalled: Recalled | None = None,
     ) -> Caller:
-        """The caller, if this host, this key and this page may ask for the route.
+        """The caller, if the host, the key and the origin are allowed to use the route.
 
         Raises `unauthorized`, `forbidden`.
         """
@@ -321,13 +326,14 @@ class FrontDoor:
         if (b"origin" in headers or b"sec-fetch-site" in headers) and is_concerned(
             method, query, claims=route.claims
         ):
-            # A key in the URL is no proof: only a header shows that its page was let in.
+            # A key in the URL proves nothing about the page: only a page that CORS allows can send
+            # the header.
             is_authorized = caller.key is not None and b"authorization" in headers
             check_origin(headers, self._origins, is_authorized=is_authorized)
         return caller
 
     def name_of(self, route: Route, raw_path: bytes, segment: bytes, caller: Caller) -> str:
-        """What the path names, if the caller may name it; raises `forbidden`."""
+        """The name in the path. Raises `forbidden` if the caller may not use that name."""
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
         if caller.prefixes and route.names:
             check_name(caller, name, route.names)
@@ -335,13 +341,13 @@ class FrontDoor:
 
 
 def _guarded(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """These headers and the guards that they do not name themselves."""
+    """These headers, and each guard header that is not among them."""
     names = {name for name, _ in headers}
     return [*(guard for guard in _GUARDS if guard[0] not in names), *headers]
 
 
 async def refuse_socket(scope: Scope, send: Send, error: TopicsError) -> None:
-    """Answer a WebSocket's opening with a refusal: the envelope, where the server can send one."""
+    """Refuse the opening of a WebSocket, with the envelope if the ASGI server can send it."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1000})
         return
@@ -366,7 +372,7 @@ async def _stream(
     if own is not None and version == "1.0":
         Socket(own).end_with_connection()
     if version != "1.1" or (own is not None and not Socket(own).is_kept):
-        # The server says what becomes of the connection; it is said once.
+        # The server adds its own `connection` header; do not send it twice.
         fields = [header for header in fields if header[0] != b"connection"]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": fields})
@@ -379,10 +385,10 @@ async def _stream(
 
 
 async def _hang_up(scope: Scope, receive: Receive, send: Send) -> None:
-    """Close the connection below ASGI, which has no call for that; return when it is closed.
+    """Close the connection and return when it is closed.
 
-    A foreign server offers only ASGI: an event stream without events ends at once, and its reader
-    reconnects as well.
+    ASGI has no call for that, so this calls our connection directly. For another server, answer
+    with an event stream that ends at once: its reader reconnects, too.
     """
     own: Send | None = scope["topics.send"]
     if own is not None:

@@ -1,10 +1,10 @@
 """Readiness and slots for streams, checked before a handler runs.
 
-Readiness applies to the data plane and the control plane alike, not to probes. So does the cap on
-open streams and WebSockets: each holds a `ConnectionSlot` from before its first byte until its end.
-An `EventSource` that gets any status but 200 never reconnects; one whose connection ends does. So a
-GET of a stream waits during replay (`until_ready`), and its connection is closed if the server
-shuts down. Called by handlers and by `api/front_door`.
+Readiness applies to the data plane and the control plane alike, not to probes. The cap on open
+streams and WebSockets applies as widely: each holds a `ConnectionSlot` from before its first byte
+until its end. An `EventSource` never reconnects after a status other than 200, but it does after
+its connection ends. So a GET of a stream waits during replay (`until_ready`), and its connection is
+closed if the server shuts down. Called by handlers and by `api/front_door`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from topics_server.api.request_body import ClientGoneError
 from topics_server.auth.api_keys import Key
 from topics_server.values.errors import Code, TopicsError
 
-# Media types that ask for an event stream, the most specific first.
+# Media types that accept an event stream, the most specific first.
 _STREAM_TYPES: Final = (b"text/event-stream", b"text/*", b"*/*")
 
 
 class HangUpError(Exception):
-    """The connection is closed without an answer: what makes an `EventSource` try again."""
+    """The connection is closed without an answer, which makes an `EventSource` try again."""
 
 
 class ConnectionSlot:
-    """The place of one open stream or WebSocket; free again once, however often it is freed."""
+    """The slot of one open stream or WebSocket. `free` may be called more than once."""
 
     __slots__ = ("_key", "_state")
 
     def __init__(self, state: ServerState, key: Key | None = None) -> None:
-        """Take a place, of the key's as well. Raises `throttled` where all are taken."""
+        """Take a slot of the server and one of the key.
+
+        Raises `throttled` if either has none left.
+        """
         most = state.settings.max_sse_connections
         if most and state.connections >= most:
             raise TopicsError(
@@ -55,7 +58,7 @@ class ConnectionSlot:
             key.streams += 1
 
     def free(self) -> None:
-        """Give the place back."""
+        """Give the slot back."""
         state, self._state = self._state, None
         if state is not None:
             state.connections -= 1
@@ -108,7 +111,7 @@ def refusal(state: ServerState) -> TopicsError:
 
 
 async def until_ready(state: ServerState, request: Request) -> None:
-    """Return when the server is ready; raises if the client cannot get an answer any more."""
+    """Return when the server is ready. Raises if it cannot answer the client any more."""
     if state.phase == "replaying":
         moving = state.next_phase()
         leaving = asyncio.ensure_future(request.gone())

@@ -29,14 +29,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request as handlers see it.
+    """One request, in the form for handlers.
 
     `name` is the path's topic or router (valid, and inside the caller's prefixes), else empty;
     `headers` have lower-case names; `body` is inflated; `started_ms` is of the monotonic clock.
-    `gone` returns when the client hung up. `caller` may do what the route asks for.
+    `gone` returns when the client hung up. `caller` has the scopes that the route requires.
     `throttle_wait_ms`: how long the request waited under pressure; None if it never had to.
-    `prefix` is where the application is mounted, as the URL has it: empty, or a path without a
-    slash at its end. `below`: of a view's path, the names of the view and of its query.
+    `prefix` is the path at which the application is mounted, escaped as in the URL: empty, or
+    without a slash at its end. `below`: the names behind the topic in a path, such as a view and
+    its query.
     """
 
     method: str
@@ -60,7 +61,7 @@ class EventStream(msgspec.Struct, frozen=True, gc=False):
     """A 200 without a length: after its head the connection belongs to `run`.
 
     `run` sends body messages until it or the client ends the response. `free` is always called,
-    also without `run` (`HEAD`), and frees what was taken for the stream.
+    also without `run` (`HEAD`), and releases what the stream holds.
     """
 
     headers: Headers
@@ -69,11 +70,9 @@ class EventStream(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False):
-    """A response that is there once a write is decided.
+    """A response that is ready once a write is decided. `when_resolved` calls its callback once.
 
-    `when_resolved` calls back once; from then on `answer` gives the response.
-
-    `answer` may raise what a handler may.
+    After that call `answer` returns the response, or raises the errors that a handler may raise.
     """
 
     when_resolved: Callable[[Callable[[], object]], None]
@@ -81,14 +80,14 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
 
 
 Answer = Response | EventStream
-# A handler gives its answer at once, or a `Pending`; one that has to wait for anything else gives a
-# coroutine, and has done nothing before that runs.
+# A handler returns its answer or a `Pending`. If it has to wait for anything else, it returns a
+# coroutine, and changes nothing before the coroutine runs.
 Handler = Callable[[ServerState, Request], "Answer | Pending | Coroutine[Any, Any, Answer]"]
 SocketHandler = Callable[[ServerState, Scope, Receive, Send], Awaitable[None]]
 
 
 async def finished(answer: Answer | Pending | Coroutine[Any, Any, Answer]) -> Answer:
-    """The answer that a handler gave, once it is there."""
+    """The answer of a handler, once it is ready."""
     if isinstance(answer, (Response, EventStream)):
         return answer
     if not isinstance(answer, Pending):
@@ -102,7 +101,8 @@ async def finished(answer: Answer | Pending | Coroutine[Any, Any, Answer]) -> An
 async def held_by(request: Request, waiting: Awaitable[T]) -> T:
     """The result of `waiting`.
 
-    Raises like `end` as soon as `released` returns, even if the result has come meanwhile.
+    Raises like `end` when `released` returns first. A revoked key raises even if the result is
+    ready.
     """
     coming = asyncio.ensure_future(waiting)
     leaving = asyncio.ensure_future(released(request))
@@ -114,7 +114,7 @@ async def held_by(request: Request, waiting: Awaitable[T]) -> T:
     finally:
         coming.cancel()
         leaving.cancel()
-        await asyncio.wait((leaving,))  # until it has left the set of its key
+        await asyncio.wait((leaving,))  # `released` must remove its callback from the key
 
 
 async def released(request: Request) -> None:
@@ -133,7 +133,7 @@ async def released(request: Request) -> None:
 
 
 def end(request: Request) -> NoReturn:
-    """Raise why a request was released: `unauthorized` for its key, else `ClientGoneError`."""
+    """Raise why `released` returned: `unauthorized` for the key, else `ClientGoneError`."""
     if request.caller.is_stale:
         raise unauthorized("the key was revoked, or its grants have changed")
     raise ClientGoneError

@@ -1,7 +1,8 @@
 """Reads and inflates request bodies within their limits.
 
-A body that is not JSON, has an unknown coding or is too long is refused by its head, before a byte
-is read. A compressed body is inflated, off the loop if it is large. Called by `api/front_door`.
+If the head declares a type other than JSON, an unknown coding or too many bytes, the request is
+refused before its body is read. A compressed body is inflated, off the loop if it is large. Called
+by `api/front_door`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 # Bodies larger than this are inflated and deflated off the event loop.
 OFF_LOOP_BYTES: Final = 64 * KIB
-# A plain declared length has no more digits than this.
+# The most digits of a Content-Length that `is_plain` accepts.
 _LENGTH_DIGITS_MAX: Final = 15
 # Chunks of an unfinished body that are freed in one turn of the loop.
 _FREED_AT_ONCE: Final = 4
 
 
 class ClientGoneError(Exception):
-    """The client disconnected while only its handler waited; no answer is sent."""
+    """The client disconnected while its handler waited; no answer is sent."""
 
 
 async def whole_body(
@@ -46,7 +47,7 @@ async def whole_body(
     """The result of `read_body`, in one step if the head needs no further check."""
     if not is_plain(headers, max_bytes):
         return await read_body(headers, receive, max_bytes, is_json=is_json, take_slot=take_slot)
-    # The common case: a JSON body that came with its head.
+    # The common case: a JSON body that arrived together with its head.
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message["body"]
@@ -62,10 +63,11 @@ async def read_body(
     is_json: bool = True,
     take_slot: Callable[[], Awaitable[None]] | None = None,
 ) -> bytes:
-    """The whole body, inflated; `max_bytes` bounds it as sent and as inflated.
+    """The whole body, inflated. `max_bytes` bounds the sent and the inflated body.
 
-    What the headers alone tell is refused before a byte is read; `is_json`: also any other type.
-    `take_slot` is awaited before more is inflated than any request may bring that appends nothing.
+    Errors that the headers show are raised before a byte is read; with `is_json`, another content
+    type is one of them. `take_slot` is awaited before a body is inflated to more bytes than the
+    control plane allows.
     """
     declared = headers.get(b"content-length")
     if declared is not None:
@@ -81,7 +83,7 @@ async def read_body(
         is_packed = _check_types(headers, is_json=is_json)
     if not is_packed:
         return body
-    # A few bytes may inflate to many: on the loop only what inflates to little.
+    # A few bytes may inflate to many. The loop inflates only up to this bound.
     whole = inflate_some(body, min(max_bytes, OFF_LOOP_BYTES))
     if whole is not None:
         return whole
@@ -118,7 +120,7 @@ def _check_types(headers: Mapping[bytes, bytes], *, is_json: bool) -> bool:
 
 
 def is_plain(headers: Mapping[bytes, bytes], max_bytes: int, *, is_json: bool = True) -> bool:
-    """Whether the head of a request with a body raises no question about that body."""
+    """Whether the head alone shows that the body needs no further check."""
     declared = headers.get(b"content-length", b"")
     return (
         (not is_json or headers.get(b"content-type") == JSON_TYPE)
@@ -130,14 +132,14 @@ def is_plain(headers: Mapping[bytes, bytes], max_bytes: int, *, is_json: bool = 
 
 
 def is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a head announces no body."""
+    """Whether the head says that there is no body."""
     return b"content-length" not in headers and b"transfer-encoding" not in headers
 
 
 async def receive_all(
     receive: Receive, max_bytes: int, message: MutableMapping[str, Any] | None = None
 ) -> bytes:
-    """Every chunk of a body, from the message that was received already, if any."""
+    """The whole body, joined; `message` is its first part if that was received already."""
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -157,13 +159,13 @@ async def receive_all(
     if len(chunks) == 1:
         return chunks[0]
     if size > LARGE_APPEND_BYTES_MIN:
-        # A thread copies large pieces of bytes without the interpreter's lock.
+        # In a thread: copying large pieces of bytes does not hold the interpreter's lock.
         return await asyncio.to_thread(joined, chunks)
     return b"".join(chunks)
 
 
 async def _free(chunks: list[bytes]) -> None:
-    """Free the chunks a few at a time: giving back 60 MB at once takes a turn of milliseconds."""
+    """Free the chunks a few at a time: freeing 60 MB at once blocks the loop for milliseconds."""
     while len(chunks) > _FREED_AT_ONCE:
         del chunks[-_FREED_AT_ONCE:]
         await asyncio.sleep(0)

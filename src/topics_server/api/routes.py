@@ -22,7 +22,7 @@ from topics_server.values.texts.key_list import ADMIN, DELETE, READ, WRITE
 
 
 def build_routes(mount: str = STREAMS_PATH) -> Routes:
-    """Every path of the server; a path without a row is 404. Streams are below `mount`."""
+    """The routes of every path of the server; any other path is 404. Streams are below `mount`."""
     return Routes(
         (
             *_streams(mount),

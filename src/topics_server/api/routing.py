@@ -1,8 +1,8 @@
-"""Paths to routes: what a route allows, and which one a path belongs to.
+"""Routes: the methods of a route, and the search for the route of a path.
 
-`Route` says of each method which handler serves it, what a key needs and how long a body may be.
-`Routes` finds the route of a path as it was sent; names in paths are checked here, once. Used by
-`api/front_door`; `api/application` makes Starlette's routes of the same table.
+A `Route` holds for each method its handler, the rights that a key needs, and the longest body.
+`Routes` finds the route of a path as it was sent, and checks the names in paths once. Used by
+`api/front_door`; `api/application` makes Starlette's routes from the same table.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from topics_server.runtime.metrics import RequestMetrics
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX
 from topics_server.values.texts.key_list import WRITE
 
-# Paths whose name is known to be one; beyond, all are forgotten and checked again.
+# The most paths whose checked name is cached; at the limit the cache is cleared.
 _NAMES_MAX: Final = 8192
 
 
 class Route:
     """The methods of one path template; GET brings HEAD, and OPTIONS is always there.
 
-    `needs`: of each method what a key must grant: scopes, or `keys.ANY_KEY`, or `keys.PROBE`.
-    `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key;
-    `claims`: its GET leases jobs.
-    `hot`: methods that the connection answers straight from the parser, where it can.
-    `appends`: methods whose body brings records; all other bodies have the control plane's limit.
-    A template that ends in `/{path}` is the mount of streams: any further segments are their path,
-    and bodies are what the handler takes them for.
+    `needs`: what a key must grant, by method: scopes, `keys.ANY_KEY` or `keys.PROBE`. `is_stream`:
+    a browser's `EventSource` may call this route, and can send its key only in the URL. `claims`: a
+    GET leases jobs. `hot`: methods that the connection answers directly from the parser if it can.
+    `appends`: methods whose body holds records; all other bodies have the control plane's limit. A
+    template that ends in `/{path}` is the mount of streams: all further segments are the path of a
+    stream, and its handlers accept bodies of any type.
     """
 
     __slots__ = (
@@ -65,7 +64,7 @@ class Route:
     ) -> None:
         assert handlers.keys() == needs.keys(), template
         self.appends = frozenset(appends)
-        # A key that may not write sends no large body.
+        # Only a key that may write may send a large body.
         assert all(needs[method] & WRITE for method in self.appends), template
         self.template = template
         self.hot = frozenset(hot)
@@ -77,12 +76,12 @@ class Route:
         self.is_below = any(name in template for name in ("/{view}", "/{seq}", "/{consumer}"))
         self.is_of_router = "/{router}" in template
         self.is_mount = template.endswith("/{path}")
-        # The template's name for the part of a path that is a name.
+        # The name of the template's first parameter.
         self.parameter = template.partition("{")[2].partition("}")[0]
-        # Its tickets are those of `auth/live_tickets`.
+        # Whether the tickets of `auth/live_tickets` open this route.
         self.is_live = is_stream and template in ("/v0/live", "/v0/topics/{topic}/live")
         self.claims = is_stream and template.endswith("/work")
-        # The kind of name that is compared with a key's prefixes.
+        # The kind of the name that is compared with a key's prefixes.
         kinds = {"topic": self.is_of_topic, "router": self.is_of_router, "path": self.is_mount}
         self.names = next((kind for kind, is_of_it in kinds.items() if is_of_it), "")
         self.handlers = dict(handlers)
@@ -93,30 +92,30 @@ class Route:
         self.request_metrics = {method: RequestMetrics() for method in (*self.handlers, "OPTIONS")}
 
     def max_body_bytes(self, method: str, max_append_bytes: int) -> int:
-        """Bytes of a request's body, as sent and as inflated."""
+        """The most bytes of a request's body, both sent and inflated."""
         if method in self.appends:
             return max_append_bytes
         return min(CONTROL_BODY_BYTES_MAX, max_append_bytes)
 
 
 class Routes:
-    """Paths to routes. A template has one parameter, in third place, or none; those of views and
-    records have more.
+    """Finds the route of a path.
 
-    A topic's, router's or stream's name is checked here; what else stands there is its handler's
-    to judge. One route may be a mount, under which no other has its place.
+    A template has no parameter, or one as its third segment; templates of views and records have
+    more. The names of topics, routers and streams are checked here; handlers check all other
+    parameters. One route may be a mount, with no other route below it.
     """
 
     def __init__(self, table: Iterable[Route]) -> None:
         self.table = tuple(table)
         self._fixed: dict[bytes, Route] = {}
         self._named: dict[tuple[bytes, ...], Route] = {}
-        # Those below a view or a record: the kind, and what follows its name.
+        # Routes below a view or a record, by the kind and the segments behind the name.
         self._below: dict[tuple[bytes, ...], Route] = {}
-        # Paths that were asked for: their route and the topic's name.
+        # Requested paths, with their route and the topic's name.
         self._known: dict[bytes, tuple[Route, str]] = {}
         self._mount: Route | None = None
-        # Until a mount is added: bytes that no path begins with.
+        # Before a mount is added, bytes that no path begins with.
         self._mounted = b"\0"
         for route in self.table:
             path = route.template.encode("ascii")
@@ -152,11 +151,14 @@ class Routes:
         return known[1]
 
     def known(self, raw_path: bytes) -> tuple[Route, str] | None:
-        """The route of a topic's path and its name, if they were asked for before."""
+        """The cached route and topic's name of a path; None if the path is not cached."""
         return self._known.get(raw_path)
 
     def split(self, url: bytes) -> tuple[bytes, bytes]:
-        """Path and query of a URL below the mount; of another all of it, which is no path."""
+        """Path and query of a URL below the mount.
+
+        Any other URL is returned whole, with an empty query.
+        """
         path, _, query = url.partition(b"?")
         return (path, query) if self.is_mounted(path) else (url, b"")
 
@@ -167,7 +169,7 @@ class Routes:
     def find(self, raw_path: bytes) -> tuple[Route | None, bytes]:
         """The route of a path as it was sent, and its named segment, unescaped.
 
-        Of the mount all that is behind it, as it was sent.
+        For the mount the segment is the whole rest of the path, still escaped.
         """
         route = self._fixed.get(raw_path)
         if route is not None:
@@ -180,7 +182,7 @@ class Routes:
         elif count == 5:
             route = self._named.get((segments[1], segments[2], segments[4]))
         elif 5 < count < 9 and segments[1:3] == [b"v0", b"topics"]:
-            # A named query has a name of its own behind the verb.
+            # In the path of a named query, its name follows the verb.
             below = (segments[4], *segments[6:7])
             route = self._below.get(below if count < 8 else (*below, b""))
         if route is None:

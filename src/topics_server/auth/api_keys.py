@@ -1,7 +1,7 @@
-"""API keys: the rights of a caller, and finding the key of a token. Pure.
+"""API keys: the rights of a caller, and the search for the key of a token. Pure.
 
-Owns the one comparison of a token with the digests of the keys; `values/texts/key_list` reads their
-text form. Invariants: no token is kept after the call that receives it. A `Key` stays the same
+Only this module compares tokens with the digests of keys; `values/texts/key_list` reads the text
+form of keys. Invariants: no token is stored after the call that receives it. A `Key` stays the same
 object while its digest is configured, so its counters survive a reload. Without keys, every caller
 may do everything. Called by `api/context` (the key ring) and `auth/authorize` (tokens).
 """
@@ -16,7 +16,7 @@ from typing import Final
 from topics_server.values.model import is_hashed_name
 from topics_server.values.texts.key_list import ALL, KeyGrant
 
-# Rights beside scopes: any key; or a key only if probes require one.
+# Needs other than scopes: any key, or a key only if probes require one.
 ANY_KEY: Final = 0
 PROBE: Final = -1
 
@@ -39,10 +39,10 @@ class Caller:
         return self.scopes & scopes == scopes
 
     def may_name(self, name: str) -> bool:
-        """Whether the name of a topic or router, or the path of a stream, is inside the prefixes.
+        """Whether the name of a topic or router, or the path of a stream, has one of the prefixes.
 
-        A hashed name does not reveal its stream: the stream's own path counts. If no stream has
-        that name, there is no path, and the name is outside.
+        A topic name that is a hash stands for a stream: then the stream's path is compared. Without
+        such a stream there is no path, and the result is False.
         """
         if not self.prefixes:
             return True
@@ -52,9 +52,9 @@ class Caller:
         return name.startswith(self.prefixes)
 
     def until_revoked(self, end: Callable[[], None]) -> bool:
-        """Have `end` called once the key is revoked or grants other rights.
+        """Call `end` once the key is revoked or grants other rights.
 
-        Returns False, and keeps nothing, if that has happened already. `forget` cancels it.
+        Returns False, and stores nothing, if that has happened already. `forget` cancels the call.
         """
         key = self.key
         if key is None:
@@ -71,7 +71,7 @@ class Caller:
         return key is not None and (key.caller is not self or key.is_revoked)
 
     def forget(self, end: Callable[[], None]) -> None:
-        """See `until_revoked`; does nothing for an unknown `end`."""
+        """Cancel `until_revoked`; does nothing for an unknown `end`."""
         if self.key is not None:
             self.key.open.discard(end)
 
@@ -80,7 +80,7 @@ EVERYBODY: Final = Caller(None, ALL, ())
 
 
 class StreamPaths:
-    """The paths of streams. `find`: the path of a topic's stream, None if there is no such topic.
+    """The paths of streams. `find` returns the path of a topic's stream; None without such a topic.
 
     `node` sets it once topics exist.
     """
@@ -100,8 +100,8 @@ class Key:
 
     `in_flight`: requests being served; `streams`: open streams and sockets. `caller`: the rights
     that the key grants now; `is_revoked`: the key is no longer configured. `open`: callbacks that
-    end its streams. `owner` identifies the key on disk, in its watch sessions: a digest of its
-    digest.
+    end its streams. `owner`, a digest of the key's digest, identifies the key on disk, in its watch
+    sessions.
     """
 
     __slots__ = ("caller", "digest", "in_flight", "is_revoked", "open", "owner", "paths", "streams")
@@ -118,7 +118,7 @@ class Key:
 
 
 class Recalled:
-    """The last token of one connection, as its digest, and its key."""
+    """The digest of a connection's last token, and its key."""
 
     __slots__ = ("caller", "digest", "generation")
 
@@ -129,7 +129,10 @@ class Recalled:
 
 
 class KeyRing:
-    """All configured keys. `is_on`: there are any; `covers_probes`: probes require one, too."""
+    """All configured keys. `is_on`: there is at least one.
+
+    `covers_probes`: probes require a key, too.
+    """
 
     __slots__ = ("covers_probes", "generation", "is_on", "keys", "paths")
 
@@ -172,10 +175,11 @@ class KeyRing:
         return [key.owner for key in self.keys if prefix in key.caller.prefixes]
 
     def replace(self, grants: Sequence[KeyGrant]) -> list[Key]:
-        """Use these keys from now on; returns the former keys that are gone or grant other rights.
+        """Use these keys from now on.
 
-        Their streams are ended. A key that stays gets its new rights. `grants` must not be empty: a
-        server with keys never becomes a server without.
+        Returns the former keys that are gone or grant other rights, and ends their streams. A key
+        that stays gets its new rights. `grants` must not be empty: a server with keys never becomes
+        a server without keys.
         """
         assert grants, "a ring with keys keeps some"
         former = {key.digest: key for key in self.keys}
@@ -202,7 +206,7 @@ class KeyRing:
 
 
 def bearer_token(authorization: bytes | None) -> bytes | None:
-    """The token of an `Authorization` header; None if there is none."""
+    """The token of an `Authorization` header; None without one."""
     if authorization is None or authorization[:7].lower() != _BEARER:
         return None
     return authorization[7:].strip(b" \t") or None

@@ -1,6 +1,6 @@
-"""Decides whether a caller may do what it asks: 401 and 403 (§0.2). Pure.
+"""Decides whether a caller has the rights for a request: 401 and 403 (§0.2). Pure.
 
-`api/application` calls it first, before it reads a body, reports readiness or checks a name.
+`api/front_door` calls it first, before it reads a body, checks readiness or checks a name.
 Without configured keys every caller may do everything. A name outside the prefixes gets the same
 error whether or not it exists. Handlers call `check_name` for names that are not in the path.
 """
@@ -33,7 +33,7 @@ _UNKNOWN_TICKET: Final = "the ticket has been used, has expired, or is for anoth
 _UNKNOWN_LIVE_TICKET: Final = (
     "the ticket has expired, its key was revoked, or it is for another stream"
 )
-# The subprotocol that a WebSocket speaks, and the one that carries a key: it is never selected.
+# The subprotocol of WebSockets. The second one only carries a key, and is never selected.
 SUBPROTOCOL: Final = "topics.v0"
 _KEY_SUBPROTOCOL: Final = "topics.bearer."
 
@@ -93,7 +93,7 @@ def authorized_live(
 ) -> Caller:
     """The caller of a live stream's GET, whose query may hold `token` or `ticket`.
 
-    `topic`: that of the path; `now_ms`: of the wall clock. A header wins over both. Raises
+    `topic` is the topic in the path; `now_ms` is by the wall clock. A header wins over both. Raises
     `unauthorized`, `forbidden`, or `invalid_request` for a malformed query.
     """
     authorization = headers.get(b"authorization")
@@ -117,7 +117,7 @@ def authorized_socket(
 ) -> Caller:
     """The caller of a WebSocket's opening; a browser sends its key as a subprotocol.
 
-    `topics.bearer.<base64url of the key>`. Raises `unauthorized`.
+    The subprotocol is `topics.bearer.<base64url of the key>`. Raises `unauthorized`.
     """
     authorization = headers.get(b"authorization")
     if not key_ring.is_on or authorization is not None:
@@ -167,5 +167,5 @@ def check_name(caller: Caller, name: str, field: str) -> None:
 
 
 def unauthorized(message: str) -> TopicsError:
-    """401: no key, or an unknown one."""
+    """The error 401: no key, or an unknown key."""
     return TopicsError(Code.UNAUTHORIZED, message)

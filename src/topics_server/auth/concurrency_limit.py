@@ -1,8 +1,8 @@
 """Limits how many requests of one key run at once (§11).
 
-A request takes its place once its key is known, and frees it when its answer is sent, however it
-ended. A stream frees it before its first frame, because it then counts as a connection. Without
-keys nothing is counted. Called by `api/application`.
+A request takes a place once its key is known, and frees the place when its answer is sent, also
+after an error. A stream frees it before its first frame, because it then counts as a connection.
+Without keys nothing is counted. Called by `api/front_door` and `api/direct`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_inflight(key: Key, most: int) -> None:
 
 
 class RequestPlace:
-    """The place of one request; freeing it twice does no harm."""
+    """The place of one request. `free` may be called twice."""
 
     __slots__ = ("_key", "_release")
 
@@ -37,20 +37,20 @@ class RequestPlace:
         self._release: Callable[[], None] | None = None
 
     def take(self, key: Key | None, most: int) -> None:
-        """Count for a key. Raises `throttled`."""
+        """Count the request for a key. Raises `throttled`."""
         if key is not None:
             check_inflight(key, most)
             key.in_flight += 1
             self._key = key
 
     async def hold(self, slots: asyncio.Semaphore) -> None:
-        """Wait for one of these slots and hold it as long as the place."""
+        """Wait for one of these slots, and hold it until `free`."""
         if self._release is None:
             await slots.acquire()
             self._release = slots.release
 
     def free(self) -> None:
-        """Count no more."""
+        """Free the place and the slot."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -61,7 +61,7 @@ class RequestPlace:
 
 
 class Counted(Generic[T]):
-    """A pending answer of a key; its place is freed when the answer is ready."""
+    """A pending answer; the request's place is freed when the answer is ready."""
 
     __slots__ = ("_answer", "_place")
 
@@ -70,6 +70,6 @@ class Counted(Generic[T]):
         self._answer = answer
 
     def __call__(self) -> T:
-        """The answer."""
+        """Free the place and return the answer."""
         self._place.free()
         return self._answer()

@@ -1,8 +1,9 @@
 """Decides which `Host` names a request may use (DNS rebinding rule). Pure.
 
 Any web page can point its own name to 127.0.0.1 and then call, as a page of the same origin, a
-local server without keys. Its `Host` header reveals this: it is not a name of this server. A client
-that sends no `Host` is not a browser. Ports are ignored. Called by `api/application`.
+local server without keys. The `Host` header of such a request reveals this: it is not a name of
+this server. A client that sends no `Host` is not a browser. Ports are ignored. Called by
+`api/front_door` and `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.texts.host_names import normal_host
 
 _PORT: Final = re.compile(rb":[0-9]*\Z")
-# Spellings that were accepted before.
+# Cached spellings that passed the check.
 _KNOWN_MAX: Final = 256
 
 
 class Hosts:
-    """The accepted names; None: any."""
+    """The accepted host names; None accepts any."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         self.takes_any = names is None

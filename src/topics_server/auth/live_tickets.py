@@ -1,9 +1,9 @@
-"""Tickets that open one live stream without a key, as often as it reconnects. Pure.
+"""Tickets that open one live stream without a key, and again after each disconnect. Pure.
 
 A ticket is bound to its stream's topics, filters and options, to a key and to a time. It is signed
-with a secret that only the key's digest gives, so nothing is kept: it outlives a restart, and ends
-with its key. Called by `api/live/handlers` (issue) and `auth/authorize` (redeem). Times in ms of
-the wall clock.
+with a secret that is derived from the key's digest. So the server stores nothing: a ticket stays
+valid after a restart, and ends with its key. Called by `api/live/handlers` (issue) and
+`auth/authorize` (redeem). Times in ms of the wall clock.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from topics_server.values.texts.query_string import parse_query
 LIVE_TICKET_TTL_MS: Final = 3_600_000
 _FORM: Final = re.compile(r"live_([0-9a-f]{1,16})_([0-9a-f]{32})_([0-9a-f]{64})")
 _SECRET: Final = b"topics live ticket\0"
-# Parameters that do not belong to the subscription: how a client proves itself, and where it is.
+# Parameters that do not belong to the subscription: the client's proof, and its position.
 _ASIDE: Final = frozenset(("ticket", "token", "cursor"))
 
 
 def subscription_of(topic: str, query: bytes) -> bytes:
     """The subscription of a ticket: the topic of the path, and the query in any order.
 
-    The first of a repeated parameter counts, as for the stream itself.
+    Of a repeated parameter the first value counts, as in the stream's own request.
     """
     pairs = sorted(pair for pair in parse_query(query).items() if pair[0] not in _ASIDE)
     return repr((topic, pairs)).encode("utf-8", "surrogatepass")
 
 
 def issue(key: Key, subscription: bytes, now_ms: int) -> str:
-    """A ticket of this key."""
+    """Make a ticket of this key."""
     until_ms = now_ms + LIVE_TICKET_TTL_MS
     return f"live_{until_ms:x}_{key.owner}_{_signature(key, subscription, until_ms)}"
 
 
 def redeem(key_ring: KeyRing, ticket: str, subscription: bytes, now_ms: int) -> Caller | None:
-    """The caller of a ticket that is valid for this subscription now; it stays valid."""
+    """The caller of a ticket; None if it is not valid for this subscription now.
+
+    The ticket stays valid.
+    """
     found = _FORM.fullmatch(ticket)
     if found is None:
         return None

@@ -1,10 +1,10 @@
-"""Decides which web pages may have a browser call this server (CSRF rule). Pure.
+"""Decides from which web pages a browser may call this server (CSRF rule). Pure.
 
 Any page can make a browser send some requests to any server: an image's GET, a form's POST, a POST
-of plain text. A server without keys can tell its own pages from foreign ones only by headers that
-the browser adds and no page can forge: `Sec-Fetch-Site` and `Origin`. The rule applies to requests
-that change something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`), a GET with
-`touch=true` or `ack=auto`, and the opening of a WebSocket.
+of plain text. A server without keys can distinguish its own pages from foreign ones only by headers
+that the browser adds and no page can forge: `Sec-Fetch-Site` and `Origin`. The rule applies to
+requests that change something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`), a GET
+with `touch=true` or `ack=auto`, and the opening of a WebSocket.
 
     1  the request has a valid `Authorization`, or its `Origin` is listed     allowed
     2  `Sec-Fetch-Site` is `same-origin` or `none`                            allowed
@@ -12,7 +12,7 @@ that change something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`
     3  there is an `Origin`       allowed if it is the `Host`'s; `null` never is
     4  there is neither, as from curl and SDKs                                allowed
 
-Called by `api/application` for both ways of a request, and by `api/websocket/handlers`.
+Called by `api/front_door` for both ways of a request, and by `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_allowed(
     allowed: frozenset[bytes],
     is_authorized: bool,
 ) -> bool:
-    """The rule: whether a request that changes something may come from this origin."""
+    """The rule: whether a request that changes something is allowed from this origin."""
     if is_authorized or origin in allowed:
         return True
     if fetch_site in _OWN_SITES:
@@ -49,7 +49,7 @@ def is_allowed(
 
 
 def is_concerned(method: str, query: bytes, *, claims: bool) -> bool:
-    """Apply the rule to a request; `claims`: its path's GET leases jobs.
+    """Whether the rule applies to a request. `claims`: a GET of its path leases jobs.
 
     Raises `invalid_request` for a malformed query.
     """
@@ -57,7 +57,7 @@ def is_concerned(method: str, query: bytes, *, claims: bool) -> bool:
         return True
     if method not in ("GET", "HEAD"):
         return False
-    # A name may be escaped, so only a query without any of these certainly has neither.
+    # A parameter's name may be escaped, so parse the query if it contains any of these bytes.
     if claims or not (b"touch" in query or b"ack" in query or b"%" in query):
         return claims
     asked = parse_query(query)
@@ -85,7 +85,7 @@ def check_origin(
 
 
 def _is_same(origin: bytes, host: bytes) -> bool:
-    """Whether a page's origin is this server, also behind a proxy that terminates TLS."""
+    """Whether a page's origin is this server, also if a proxy terminates TLS."""
     scheme, _, authority = origin.lower().partition(b"://")
     own_port = _OWN_PORTS.get(scheme)
     if own_port is None or not authority:

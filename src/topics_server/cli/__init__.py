@@ -1,8 +1,8 @@
-"""The command `topics`: one module a verb, imported when the verb runs.
+"""The command `topics`: one module for each verb, imported when the verb runs.
 
-Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or has no such thing,
-2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
-error.
+Owns the list of verbs. Exit codes: 0 success, 1 the server (or a file) refused the request or does
+not have the named item, 2 wrong usage or no server answered. Results go to standard output,
+everything else to standard error.
 
 - `analytics/`: verbs that run Spark and exports.
 - `backups/`: verbs on backups.
@@ -14,7 +14,7 @@ error.
 - `routing/`: verbs on routers.
 - `server/`: the server's verb, its settings, and the offline tools.
 - `topics/`: verbs on topics.
-- `torture/`: the verb that tries a server on the user's own disk.
+- `torture/`: the verb that tests a server on the user's own disk.
 - `views/`: verbs on views.
 - `amounts`: option types for durations and sizes.
 - `connection`: the HTTP connection of verbs that call a server.
@@ -25,7 +25,7 @@ error.
 - `output`: prints results: NDJSON in pipes, tables on terminals.
 - `paging`: reads a topic page by page and prints its records and gaps.
 - `progress`: a progress bar of verbs that work through lines or records.
-- `record_filters`: the options of `read`, `tail` and `watch` that say which records to print.
+- `record_filters`: the options of `read`, `tail` and `watch` that select records.
 - `retries`: repeats a request that may be sent again.
 - `stopping`: how long-running verbs end: Ctrl-C, or a closed output.
 """
@@ -102,10 +102,10 @@ FOLDERS: Final = {
     for verb in verbs.split()
 }
 
-# Verbs that are words of Python, and their modules.
+# Verbs that are keywords of Python, and their modules.
 MODULES: Final = {"import": "import_verb"}
 
-# Words of other tools, and the verb that does it here.
+# Words of other tools, and the verb of `topics` with the same purpose.
 SYNONYMS: Final = {
     "list": "ls",
     "show": "info",
@@ -127,9 +127,9 @@ SYNONYMS: Final = {
 def plain_messages() -> Iterator[None]:
     """Turn operating system errors into one line and an exit code, for every verb.
 
-    If the reader of the output ends early (`| head`), that is a success. If the output takes no
-    more bytes, a file is missing or unreadable, or a folder is full, print one sentence and exit
-    with code 1.
+    If the reader of the output ends early (`| head`), the verb succeeds. If the output cannot be
+    written, a file is missing or unreadable, or a disk is full, print one sentence and exit with
+    code 1.
     """
     try:
         yield
@@ -142,7 +142,7 @@ def plain_messages() -> Iterator[None]:
         _tell(_not_text(error))
         raise SystemExit(2) from None
     except msgspec.DecodeError as error:
-        # Verbs report errors in the input that they read; the remaining errors come from a server.
+        # Verbs report errors in their own input, so this error is about the data of a server.
         _tell(f"bad_answer: this answer is not from a topics server: {error}")
         raise SystemExit(1) from None
     except OSError as error:
@@ -185,11 +185,11 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; an unknown one is answered with the verb that was probably meant."""
+        """Find the verb. The error for an unknown verb suggests the one that was probably meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            # Only a mistyped verb needs the module, and every run would pay for it.
+            # Only a mistyped verb needs this module, so do not import it in every run.
             import difflib
 
             word = args[0].lower()

@@ -35,7 +35,7 @@ class Amount(_Base):
         self._plain_ms = plain_ms
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a text into an amount; a number (a default) stays as it is."""
+        """Parse a text into an amount; a number (a default) is returned unchanged."""
         if isinstance(value, int):
             return value
         try:
@@ -69,7 +69,7 @@ def duration(least: int = 0, most: int | None = None) -> Amount:
 
 
 def seconds(least_ms: int = 0, most_ms: int | None = None) -> Amount:
-    """An option type for durations in milliseconds in which a plain number counts seconds."""
+    """An option type for durations in milliseconds; a plain number means seconds."""
     return Amount("duration", least_ms, most_ms, plain_ms=SECOND_MS)
 
 

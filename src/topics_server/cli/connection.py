@@ -1,8 +1,8 @@
 """The connection of verbs that call a server: the client's transport, with the errors of verbs.
 
 Owns `--url`/`--token` and the errors: `CallRefused` (the server refused: exit code 1, shown as
-`code: message`) and `ServerUnreachable` (no server answered: exit code 2). Requests, connections
-and what an answer means are those of `client`. Blocking. The token is sent and never shown.
+`code: message`) and `ServerUnreachable` (no server answered: exit code 2). `client` makes the
+requests and connections, and interprets answers. Blocking. The token is sent but never shown.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Failure(click.ClickException):
 class CallRefused(Failure):
     """The server answered with an error; `status`, `code` and `retry_after_s` are its fields.
 
-    `most_records`: how many records the server accepts in one request, if the request had more.
-    `cause`: the client's error.
+    `most_records`: the most records that the server accepts in one request, if this request had
+    more. `cause`: the client's error.
     """
 
     def __init__(self, cause: Refused) -> None:
@@ -66,9 +66,7 @@ class CallRefused(Failure):
 
 
 class ServerUnreachable(Failure):
-    """The connection failed or broke; `sent` tells whether the server may have received the
-    request.
-    """
+    """The connection failed or broke; `sent`: the server may have received the request."""
 
     exit_code = 2
 
@@ -79,7 +77,7 @@ class ServerUnreachable(Failure):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A complete answer of any status; header names are in lower case."""
+    """A complete answer with any status. Header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -136,7 +134,7 @@ class ServerConnection(BlockingClient):
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """Send one request with `more` headers, once. Raises `ServerUnreachable`."""
+        """Send one request with `more` headers; never repeats it. Raises `ServerUnreachable`."""
         return self._answer(method, path, body, more, timeout_s, repeatable=False)
 
     def _answer(
@@ -178,7 +176,7 @@ class ServerConnection(BlockingClient):
 
 
 def verb_error(error: ClientError) -> CallRefused | ServerUnreachable:
-    """An error of the client as one of a verb."""
+    """Turn an error of the client into an error of a verb."""
     if isinstance(error, Refused):
         return CallRefused(error)
     if isinstance(error, Unreachable):
@@ -187,12 +185,12 @@ def verb_error(error: ClientError) -> CallRefused | ServerUnreachable:
 
 
 def refused(status: int, code: str, message: str) -> CallRefused:
-    """A refusal in words of our own."""
+    """A refusal with a message of the verb's own."""
     return CallRefused(Refused(status, code, message))
 
 
 def refusal(status: int, retry_after: str | None, answer: bytes) -> CallRefused:
-    """The error in an answer that is no success."""
+    """The error in an answer without success."""
     return CallRefused(errors.refusal(status, retry_after, answer))
 
 

@@ -1,7 +1,7 @@
 """Prints topics, routers and queues for people: types, ages, sizes, lag.
 
-The server's lists contain neither types nor ages nor lags, so a table requests the state of each
-entry, of the first `DETAILED_MAX` at most.
+The server's lists contain neither types nor ages nor lags. So a table requests the state of each of
+the first `DETAILED_MAX` entries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from topics_server.cli.connection import CallRefused, ServerConnection
 from topics_server.values.texts.amounts import duration_text, size_text
 
-# Each entry takes a request of about a millisecond, so a table of this length takes a second.
+# Each entry costs a request of about a millisecond, so a table of this length takes a second.
 DETAILED_MAX: Final = 1000
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def fetched(client: ServerConnection, path: str, kind: type[T]) -> T | None:
 
 
 def age(then_ms: int | None, now_ms: int) -> str:
-    """The age of a time of the server's clock by the local clock: `3 s ago`, `never`, `now`."""
+    """The age of a server's timestamp by the local clock: `3 s ago`, `never`, `now`."""
     if then_ms is None or then_ms == 0:
         return "never"
     passed_ms = now_ms - then_ms
@@ -93,14 +93,14 @@ def _rounded(ms: int) -> int:
 
 
 def moment(then_ms: int | None, now_ms: int) -> str:
-    """The age and the local time of a time."""
+    """The age of a timestamp, and its local time."""
     if then_ms is None or then_ms == 0:
         return "never"
     return f"{age(then_ms, now_ms)} ({clock_time(then_ms)})"
 
 
 def clock_time(then_ms: int) -> str:
-    """The local time of a time, to the second."""
+    """The local time of a timestamp, to the second."""
     return datetime.fromtimestamp(then_ms / 1000).isoformat(sep=" ", timespec="seconds")
 
 
@@ -151,7 +151,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 _OF_QUEUES: Final = frozenset(
     {"lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable"}
 )
-# Other fields show these: the state has `type`, `durability` implies `durable`.
+# Not shown, because other fields imply them: the state has `type`, `durability` implies `durable`.
 _SHOWN_ELSEWHERE: Final = frozenset({"type", "durable"})
 
 

@@ -11,7 +11,7 @@ _RAISED = (msgspec.DecodeError, UnicodeDecodeError, UnicodeEncodeError, Recursio
 
 
 def json_value(text: bytes, what: str = "the data", call: str | None = None) -> msgspec.Raw:
-    """`text` if it is one JSON value, else a usage error.
+    """Return `text` if it is one JSON value; raise a usage error if not.
 
     `call`: the command that got the text as an argument; the error then suggests the quotes.
     """

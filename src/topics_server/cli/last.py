@@ -1,8 +1,8 @@
 """Finds the last records of a topic for `read --last` and `tail -n`.
 
-The server reads forwards from a position. Deleted records leave holes, and a filter may leave out a
-node's records, so the last N records may begin at any distance below the head. The examined range
-grows downwards until it holds N records or reaches the topic's first one.
+The server reads forwards from a position. Because of deleted records and filters, the last N
+records may begin at any distance below the head. The examined range grows downwards until it holds
+N records or reaches the topic's first one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from topics_server.cli.connection import ServerConnection, topic_path
 from topics_server.cli.paging import pages, show_gap
 
-# Each range is this many times as long as the one above it.
+# Each range is this many times as long as the range above it.
 _GROWTH: Final = 4
 
 

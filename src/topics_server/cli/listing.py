@@ -47,9 +47,9 @@ def show_rows(
 ) -> None:
     """Print each row as one JSON line, or all of them as a table.
 
-    `cells` makes a table line of a row; its flag says whether to ask the server for details, which
-    the first `DETAILED_MAX` rows have. It returns `None` for a row that was removed since it was
-    listed. `limit_note` tells which columns the other rows lack.
+    `cells` makes a table line of a row, or `None` if the entry was removed since it was listed. Its
+    flag is true for the first `DETAILED_MAX` rows, for which it requests details from the server.
+    `limit_note` names the columns that the other rows lack.
     """
     if as_json:
         for row in rows:

@@ -1,7 +1,7 @@
 """Prints results: NDJSON in pipes, tables on terminals.
 
-JSON output is the server's own bytes with one change: line breaks, which JSON has only between its
-tokens, become spaces, so that each value is one line.
+JSON output is the server's own bytes with one change: line breaks become spaces, so that each value
+is one line. JSON has line breaks only between its tokens.
 """
 
 from __future__ import annotations
@@ -91,13 +91,15 @@ def show_table(
     for name in head:
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(text) for text in row))  # As text: brackets in data are not markup.
+        # `Text`, because brackets in data are no markup.
+        table.add_row(*(Text(text) for text in row))
     print_rich(table)
 
 
 def print_rich(what: Any) -> None:
-    """Print a rich table; if the reader has gone, raise `BrokenPipeError`, as for any other
-    line.
+    """Print a rich table.
+
+    Raises `BrokenPipeError` if the reader of the output is gone, as for any other line.
     """
     from rich.console import Console
 

@@ -26,7 +26,8 @@ from topics_server.cli.retries import is_passing, tried
 
 PAGE_RECORDS: Final = 1000
 WAIT_MS: Final = 30_000
-# How long a follower waits for a server that does not answer (a restart, a short network failure).
+# How long a follower waits for a server that does not answer (a restart, a short failure of the
+# network).
 AWAY_MS: Final = 30_000
 
 
@@ -98,7 +99,7 @@ def pages(
             _ask(client, topic, body, wait_ms, patient=follow), type=DiffPage
         )
         yield page
-        # The cursor may also go back: after `recreated` the reader continues in the new log.
+        # The cursor may also move back: after `recreated` the reader continues in the new log.
         moved = page.next_from_seq != start.get("from_seq")
         start = {"from_seq": page.next_from_seq}
         if page.caught_up:
@@ -130,7 +131,7 @@ def _ask(
 
 
 def show_gap(tombstone: msgspec.Raw, *, as_json: bool) -> None:
-    """Print a tombstone: a line on standard error, and in NDJSON one in its place."""
+    """Print a tombstone: a line on standard error, and in NDJSON also a line in its place."""
     gap = msgspec.json.decode(tombstone, type=_Gap)
     note(
         f"gap: records {gap.gap_from} to {gap.gap_to} are gone ({gap.reason}), "

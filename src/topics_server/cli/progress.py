@@ -6,7 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-# Items so far, units of the total done (None: no share is known), whether they were sent.
+# The items so far, the finished units of the total (None: the share is unknown), and whether the
+# items were sent.
 Advance = Callable[[int, int, bool], None]
 
 

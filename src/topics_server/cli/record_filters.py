@@ -1,4 +1,4 @@
-"""The options of `read`, `tail` and `watch` that say which records to print."""
+"""The options of `read`, `tail` and `watch` that select records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filter_options(verb: Callable[P, R]) -> Callable[..., R]:
 
 
 def _joined(tags: tuple[str, ...], prefix: str | None, wanted: str | None) -> Any:
-    """A record must pass each of the options. None if there are none."""
+    """The filter that requires every option; None without options."""
     parts: list[Any] = []
     if tags:
         parts.append(["tag", "In", list(tags)])

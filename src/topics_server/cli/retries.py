@@ -1,6 +1,7 @@
 """Repeats a request that may be sent again: after 429, restarts and broken connections.
 
-Used by verbs that repeat requests. The policy is the client's: which errors pass, and the pauses.
+Used by verbs that repeat requests. The client decides which errors are temporary, and how long the
+pauses are.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def tried(
 ) -> T:
     """The result of the first attempt that succeeds; calls `on_failure` before each pause.
 
-    Raises the last error if it may not be repeated, or once the pauses would take `total_ms`
-    together. They grow, have chance in them, and are not shorter than the server asks for.
+    Raises the last error if the request may not be repeated, or once all pauses together would
+    exceed `total_ms`. Pauses grow, are partly random, and are never shorter than the server asks
+    for.
     """
     policy, effects = RetryPolicy(total_ms, PAUSES), Effects()
     while True:
@@ -55,7 +57,7 @@ def repeated(
     what: str,
     tell: Tell,
 ) -> tuple[T, bool]:
-    """The result of `tried`, and whether a failure was reported before: each kind of it once.
+    """The result of `tried`. Each kind of failure is reported once.
 
     `what` names the request in the report: "trying `what` again".
     """
@@ -71,7 +73,7 @@ def repeated(
 
 
 def is_lost(error: CallRefused | ServerUnreachable) -> bool:
-    """Whether the server may have got the request, and its answer is lost.
+    """Whether the request may have reached the server although no answer came.
 
     If no server answers the first try, a verb fails at once.
     """

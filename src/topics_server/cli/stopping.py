@@ -1,7 +1,6 @@
 """How long-running verbs end: by Ctrl-C, or because their output is closed.
 
-Both count as success. The verbs that use this only read, so no work is left unfinished wherever
-they end.
+Both count as success. The verbs that use this module only read, so they may end at any point.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _END_S: Final = 1.0
 
 @contextlib.contextmanager
 def stopped_by_user() -> Iterator[None]:
-    """Ctrl-C ends the verb as a success."""
+    """Ctrl-C ends the verb with success."""
     late = threading.Timer(_END_S, os._exit, (0,))
     late.daemon = True
 
@@ -45,7 +44,7 @@ def stopped_by_user() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped_by_reader() -> Iterator[None]:
-    """Ctrl-C, or the end of the process that reads the output, ends the verb as a success."""
+    """Ctrl-C, or the end of the process that reads the output, ends the verb with success."""
     ended = threading.Event()
     _watch_output(ended)
     try:
@@ -60,7 +59,7 @@ def stopped_by_reader() -> Iterator[None]:
 
 
 def _watch_output(ended: threading.Event) -> None:
-    """Notice the end of a pipe also while there is nothing to write, as `tail -f` does."""
+    """Detect that a pipe's reader has ended even without output to write, like `tail -f`."""
     try:
         descriptor = sys.stdout.fileno()
         mode = Path(f"/dev/fd/{descriptor}").stat().st_mode

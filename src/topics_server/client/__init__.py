@@ -1,4 +1,4 @@
-"""A client: read and write topics, work off queues, follow, query views, write streams.
+"""A client of the server: topics, queues and their workers, live events, views and streams.
 
     from topics_server.client import Client, Job
 
@@ -13,12 +13,13 @@
 
         send.run()  # until SIGTERM
 
-`AsyncClient` has the same names for coroutines; docs/CLIENT.md has recipes. The parts are here as
-well: `Queue`, `worker`, `TopicClient`, `ViewClient`, `DurableStream`, `IdempotentProducer`, `live`.
+`AsyncClient` has the same methods for coroutines; docs/CLIENT.md has recipes. The parts can also be
+used alone: `Queue`, `worker`, `TopicClient`, `ViewClient`, `DurableStream`, `IdempotentProducer`,
+`live`.
 
-Imports nothing else of the server, so that it can leave with its folder.
+This package imports nothing else of the server, so that its folder can be used alone.
 
-- `following/`: the events of topics as they come.
+- `following/`: the events of topics as they happen.
 - `front/`: one client of a server: `Client` and `AsyncClient`.
 - `producing/`: idempotent producers.
 - `records/`: records and consumers of one topic.
@@ -28,14 +29,14 @@ Imports nothing else of the server, so that it can leave with its folder.
 - `addresses`: checks tokens and URLs when a program gives them.
 - `backoff`: computes retry delays: exponential with full jitter.
 - `blocking`: `Queue`: one queue of one server, without an event loop.
-- `blocking_client`: `BlockingClient`: one HTTP client and its patience; the base of the clients
-  without a loop.
+- `blocking_client`: `BlockingClient`: one HTTP client with retries; the base of the clients without
+  a loop.
 - `calls`: queue requests (§10) as values: what to send, how to read the response.
 - `coroutine_client`: `CoroutineClient`: the same base for coroutines.
 - `effects`: the client's clock, sleep, randomness and host name.
 - `errors`: the client's errors, and reading an error response.
-- `event_frames`: event streams over HTTP, and connections one after the other.
-- `exchange`: what every HTTP client sends and makes of an answer.
+- `event_frames`: event streams over HTTP: the frames of a connection, and reconnecting.
+- `exchange`: the request headers and the answer handling of every HTTP client.
 - `queue`: `AsyncQueue`: one queue of one server, for coroutines.
 - `retries`: when and how often a call is tried again.
 - `values`: the values of queue calls.

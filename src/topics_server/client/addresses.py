@@ -1,7 +1,7 @@
 """Checks tokens, URLs, and names that become part of a URL, when a program gives them. Pure.
 
-Nothing that fails here is repeated in a message: a token is a secret, and a URL may hold one.
-Called wherever a client takes one of them, and by the command line.
+Messages never repeat a refused token or credentials in a URL, because they are secrets. Called by
+every client that takes a token or a URL, and by the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _DOTS: Final = frozenset({".", ".."})
 
 
 def checked_token(token: str | None) -> str | None:
-    """The token without white space around it, as a file or a shell leaves it; `None` for none.
+    """The token without the white space that a file or a shell leaves around it; `None` for no
+    token.
 
     Raises `ValueError` for a token that no HTTP header can carry. The message names the position of
     the character, never the token.
@@ -57,8 +58,8 @@ def checked_url(url: str, example: str) -> SplitResult:
 def segment(name: str) -> str:
     """A name as one segment of a path. Raises `ValueError` for `.` and `..`.
 
-    A URL is resolved before it is sent: `topics/orders/views/..` is the topic itself, which a
-    request that is meant for a view would delete.
+    HTTP libraries resolve a URL before they send it: `topics/orders/views/..` becomes the topic
+    itself, so that a request to delete a view would delete the topic.
     """
     if name in _DOTS:
         raise ValueError(f"{name!r} is not a name: a URL cannot have it as a segment")
@@ -66,7 +67,7 @@ def segment(name: str) -> str:
 
 
 def checked_path(path: str) -> str:
-    """A path whose segments stay where they are. Raises `ValueError` for one with `.` or `..`."""
+    """A path without the segments `.` and `..`. Raises `ValueError` for a path with one of them."""
     found = path.partition("?")[0].split("/")
     if any(part.lower().replace("%2e", ".") in _DOTS for part in found):
         raise ValueError("a path must not have the segment . or ..: a URL cannot have it")
@@ -85,7 +86,7 @@ def _shown(url: str) -> str:
 
 
 def _problem(url: str, parts: SplitResult) -> str | None:
-    """The error in a URL, as the end of a sentence; `None` if there is none."""
+    """What is wrong with a URL, as the end of a sentence; `None` for a valid URL."""
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         return ""
     if not url.isprintable() or " " in url:

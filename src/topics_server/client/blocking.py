@@ -1,7 +1,7 @@
 """`Queue`: one queue of one server, without an event loop.
 
 The blocking twin of `queue.AsyncQueue`: the same calls, errors and retries over a blocking
-connection. Threads may share one.
+connection. Threads may share a `Queue`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topics_server.client.values import (
 
 
 class Queue(BlockingClient):
-    """A queue by name and `url`, or by its URL alone; the fields are `AsyncQueue`'s."""
+    """A queue by name and `url`, or by its URL alone; the fields are those of `AsyncQueue`."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Queue(BlockingClient):
         deliver_at_ms: int | None = None,
         traceparent: str | None = None,
     ) -> Enqueued:
-        """Store one job; fields and errors as `AsyncQueue.enqueue`."""
+        """Store one job; fields and errors as for `AsyncQueue.enqueue`."""
         job = NewJob(data=data, tag=tag, meta=meta, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
         return self.enqueue_many([job], key=key, traceparent=traceparent)
 
@@ -84,7 +84,7 @@ class Queue(BlockingClient):
         wait_ms: int = 0,
         finished: Sequence[Job] = (),
     ) -> Claimed:
-        """Lease up to `max_jobs` to `node`; as `AsyncQueue.claim`."""
+        """Lease up to `max_jobs` to `node`; see `AsyncQueue.claim`."""
         return self._once(
             calls.claim(
                 self.place,
@@ -105,7 +105,7 @@ class Queue(BlockingClient):
     ) -> Nacked:
         """Release jobs; they are claimable again after `delay_ms`.
 
-        `error` says why they failed; a dead letter carries the last one.
+        `error` is the reason; a dead letter holds the last reason.
         """
         return self._once(calls.nack(self.place, node, jobs, delay_ms=delay_ms, error=error))
 

@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class BlockingClient:
-    """Sends calls to one server; with `shared` over the connections of that client.
+    """Sends calls to one server; with `shared`, over the connections of that client.
 
-    Threads may share one.
+    Threads may share one object.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class BlockingClient:
         self._timeout_s = timeout_ms / 1000
         self._token = token
         self._shared = shared
-        # By process: a child of `fork` must not write on its parent's connections. It keeps them,
-        # because to close them could need a lock that the parent held.
+        # The connections by process: a child of `fork` must not write on its parent's connections.
+        # The child never closes them, because closing could need a lock that the parent held.
         self._of_process: dict[int, httpx.Client] = {}
         if shared is None:
             self._of_process[process_id()] = self._connections()
@@ -105,8 +105,9 @@ class BlockingClient:
             threading.Event().wait(pause_ms / 1000)
 
     def _once(self, call: Call[T], *, may_be_done: bool = False) -> T:
-        """Send a call; a kept connection that the server had closed is replaced. Raises
-        `ClientError`. `may_be_done`: the server may have executed an earlier try.
+        """Send a call, on a new connection if the server had closed the kept one.
+
+        Raises `ClientError`. `may_be_done`: the server may have executed an earlier try.
         """
         response, is_repeat = self._response(call, self._timeout_s + call.wait_ms / 1000)
         return answer_of(response, call, may_be_done=may_be_done or is_repeat)
@@ -114,7 +115,7 @@ class BlockingClient:
     def _response(
         self, call: Call[Any], timeout: float | httpx.Timeout
     ) -> tuple[httpx.Response, bool]:
-        """The answer to a call, whatever its status; whether the call was sent a second time."""
+        """The answer to a call, with any status, and whether the call was sent a second time."""
         tries = 2 if call.repeatable else 1
         while True:
             tries -= 1

@@ -1,7 +1,8 @@
 """Queue requests (§10) as values: what to send, how to read the response.
 
-Pure: `queue` (async) and `blocking` perform a `Call`, nothing else knows the paths and the bodies.
-`repeatable` calls may be sent twice without harm: those with a fence or an idempotency key.
+Pure: `queue` (async) and `blocking` perform a `Call`; paths and bodies are defined only here. A
+`repeatable` call may be sent twice without harm: it has a lease id or an idempotency key, or
+changes nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _TOPICS: Final = "/v0/topics/"
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One request; `read` makes the answer's body a value.
+    """One request. `read` turns the answer's body into a value.
 
-    `headers`: those of the request, in place of the content type of JSON. `read_headers`: makes the
-    answer's headers (with lower-case names) and body a value, in place of `read`. `is_removal`: if
-    an earlier try may have been executed, "not found" means that it was.
+    `headers` replace the request's content type of JSON. `read_headers` replaces `read`: it turns
+    the answer's headers (with lower-case names) and body into a value. `is_removal`: if an earlier
+    try may have been executed, "not found" means that it was.
     """
 
     method: str
@@ -45,14 +46,14 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     body: bytes | None
     read: Callable[[bytes], T]
     repeatable: bool
-    wait_ms: int = 0  # what the server may take beside its work
+    wait_ms: int = 0  # how long the server may wait before it answers
     headers: Mapping[str, str] | Mapping[bytes, bytes] | None = None
     read_headers: Callable[[Mapping[str, str], bytes], T] | None = None
     is_removal: bool = False
 
 
 class QueueAddress(msgspec.Struct, frozen=True):
-    """A queue and the server it is on."""
+    """A queue and its server."""
 
     url: str
     name: str
@@ -80,12 +81,12 @@ def place(queue: str, url: str | None) -> QueueAddress:
     checked_url(base, DEFAULT_URL)
     if not name:
         raise ValueError("a queue's name must not be empty")
-    segment(name)  # fail here for a wrong name, not when it is used
+    segment(name)  # raise for a wrong name now, not at its first use
     return QueueAddress(base.rstrip("/"), name)
 
 
 class _Row(msgspec.Struct):
-    """A claimed job as the server writes it."""
+    """A claimed job in the server's form."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
@@ -135,7 +136,7 @@ class _State(msgspec.Struct):
 
 
 def reader(kind: type[T]) -> Callable[[bytes], T]:
-    """Answers of this type; raises `BadAnswer` for others."""
+    """A decoder of answers of this type; it raises `BadAnswer` for any other answer."""
     decoder = msgspec.json.Decoder(kind)
 
     def read(answer: bytes) -> T:
@@ -169,7 +170,9 @@ def _post(
 
 
 def traced(call: Call[T], traceparent: str | None) -> Call[T]:
-    """The call with this trace; without one that a header cannot have."""
+    """The call with this `traceparent` in its headers; a trace that no header can carry is left
+    out.
+    """
     if not traceparent or not (traceparent.isascii() and traceparent.isprintable()):
         return call
     headers = {"Content-Type": "application/json", "traceparent": traceparent}
@@ -258,7 +261,7 @@ def _fenced(jobs: Sequence[Job], node: str) -> dict[str, Any]:
 
 
 def ack(where: QueueAddress, node: str, jobs: Sequence[Job]) -> Call[Acked]:
-    """Delete those of these jobs that still have these leases."""
+    """Delete these jobs; jobs with another lease by now are skipped."""
     return _post(where, "/ack", _fenced(jobs, node), _read_acked, repeatable=True)
 
 
@@ -270,7 +273,7 @@ def nack(
     delay_ms: int,
     error: str | None = None,
 ) -> Call[Nacked]:
-    """Release those of these jobs that still have these leases.
+    """Release these jobs; jobs with another lease by now are skipped.
 
     `error` gives the reason; the server keeps its first 1,024 bytes with the job's dead letter.
     """
@@ -285,7 +288,7 @@ def extend(
 ) -> Call[Extended]:
     """Let these leases last `lease_ms` from now.
 
-    `no_more`: the streams they came over are to bring nothing else.
+    `no_more`: the streams that delivered these jobs must not deliver more.
     """
     body = {**_fenced(jobs, node), "lease_ms": lease_ms}
     if no_more:
@@ -320,5 +323,5 @@ def work_path(where: QueueAddress, node: str, *, max_jobs: int, lease_ms: int | 
 
 
 def pushed(where: QueueAddress, payload: bytes) -> Job:
-    """The job of a stream's frame."""
+    """The job in a stream's frame."""
     return _read_row(payload).job(where.name)

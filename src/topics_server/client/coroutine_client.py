@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class CoroutineClient:
-    """Sends calls to one server; with `shared` over the connections of that client."""
+    """Sends calls to one server; with `shared`, over the connections of that client."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class CoroutineClient:
         self._timeout_s = timeout_ms / 1000
         self._token = token
         self._shared = shared
-        # By process: a child of `fork` must not write on its parent's connections. It keeps them,
-        # because to close them could need a lock that the parent held.
+        # The connections by process: a child of `fork` must not write on its parent's connections.
+        # The child never closes them, because closing could need a lock that the parent held.
         self._of_process: dict[int, httpx.AsyncClient] = {}
         if shared is None:
             self._of_process[process_id()] = self._connections()
@@ -106,8 +106,9 @@ class CoroutineClient:
     async def _once(
         self, call: Call[T], *, timeout_ms: int | None = None, may_be_done: bool = False
     ) -> T:
-        """Send a call; a kept connection that the server had closed is replaced. Raises
-        `ClientError`. `may_be_done`: the server may have executed an earlier try.
+        """Send a call, on a new connection if the server had closed the kept one.
+
+        Raises `ClientError`. `may_be_done`: the server may have executed an earlier try.
         """
         tries = 2 if call.repeatable else 1
         timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000

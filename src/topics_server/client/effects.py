@@ -1,6 +1,6 @@
 """The client's clock, sleep, randomness and host name.
 
-The only module here that reads them, so that tests can pass another `Effects`. Times are
+Only this module of the package reads them, so that tests can pass another `Effects`. Times are
 milliseconds of the event loop's clock, never of the wall clock, which may jump.
 """
 
@@ -17,7 +17,7 @@ NODE_BYTES_MAX = 128
 
 
 class Effects:
-    """The real ones."""
+    """The real clock, sleep and randomness."""
 
     def now_ms(self) -> float:
         """Milliseconds since some moment; never goes back."""
@@ -38,7 +38,7 @@ def blocking_now_ms() -> float:
 
 
 def process_id() -> int:
-    """The id of this process; another one in a child that `fork` made."""
+    """The id of this process; it differs in a child of `fork`."""
     return os.getpid()
 
 
@@ -48,7 +48,9 @@ def new_key() -> str:
 
 
 def new_node() -> str:
-    """A name for a worker: host, process, and chance, since a process may have several."""
+    """A name for a worker: host, process, and a random part, because a process may have several
+    workers.
+    """
     tail = f"-{os.getpid()}-{secrets.token_hex(4)}"
     host = socket.gethostname().encode()[: NODE_BYTES_MAX - len(tail)]
     return host.decode(errors="ignore") + tail

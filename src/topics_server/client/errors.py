@@ -1,10 +1,10 @@
 """The client's errors, and reading an error response.
 
 `Refused` and its kinds carry the server's error; `Unreachable` means that no response came;
-`BadAnswer` is a response that does not come from a topics server. `passes` tells which errors are
-worth another try. Raised by `queue` and `blocking`, judged by the loops of `worker_run` and
-`acknowledge`. Producers have kinds of their own: `Undelivered` is the result of a record, with one
-of the other errors as its reason.
+`BadAnswer` is a response that does not come from a topics server. `passes` decides which errors are
+worth another try. `queue` and `blocking` raise the errors; the loops of `worker_run` and
+`acknowledge` handle them. Producers have errors of their own: `Undelivered` is the result of a
+record, with one of the other errors as its reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ClientError(Exception):
 
 
 class Unreachable(ClientError):
-    """No response came; `sent` tells whether the server may have seen the request."""
+    """No response came; `sent`: the server may have received the request."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class BadAnswer(ClientError):
 class Refused(ClientError):
     """The server refused: HTTP `status`, and the envelope's `code`, `message` and `detail`.
 
-    `retry_after_ms` is the pause that it asked for, None if it did not.
+    `retry_after_ms` is the pause that the server asked for, or None.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ConditionFailed(Refused):
 
 
 class Throttled(Refused):
-    """429: too many requests or jobs; `retry_after_ms` says when to try again."""
+    """429: too many requests or jobs; `retry_after_ms` is the pause before the next try."""
 
 
 class Unavailable(Refused):
@@ -106,7 +106,7 @@ class Forgotten(ClientError):
 
 
 class InDoubt(ClientError):
-    """A new epoch cannot begin: it is unknown which records of the last one are stored."""
+    """A new epoch cannot begin: it is unknown which records of the last epoch are stored."""
 
 
 class ProducerClosed(ClientError):
@@ -114,7 +114,7 @@ class ProducerClosed(ClientError):
 
 
 class Forked(ClientError):
-    """The producer was made before `fork`; its connections and its thread are the parent's."""
+    """The producer was made before `fork`: its connections and its thread belong to the parent."""
 
 
 class Undelivered(ClientError):
@@ -131,7 +131,7 @@ class Undelivered(ClientError):
         self.__cause__ = reason
 
 
-# A longer pause that a server asks for is cut to this: a wrong header ends nothing for good.
+# The longest pause that a server can ask for, so that a wrong header cannot stop a client for good.
 RETRY_AFTER_MS_MAX: Final = 3_600_000
 _SECONDS_CHARS_MAX: Final = 12
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
@@ -163,9 +163,10 @@ class _Envelope(msgspec.Struct):
 
 
 def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
-    """The error of a response without success; its body is an envelope, or foreign.
+    """The error of a response without success.
 
-    A pause that the server asks for counts as an hour at most.
+    Its body is an envelope, or comes from another server. A pause that the server asks for is
+    limited to an hour.
     """
     try:
         problem = msgspec.json.decode(answer, type=_Envelope).error
@@ -185,7 +186,7 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
 
 
 def _seconds(retry_after: str) -> int | None:
-    """The number in a `Retry-After`; None for a date and for anything else."""
+    """The number in a `Retry-After`; None for a date or any other value."""
     if not (retry_after.isascii() and retry_after.isdigit()):
         return None
     return int(retry_after[:_SECONDS_CHARS_MAX])
@@ -194,12 +195,12 @@ def _seconds(retry_after: str) -> int | None:
 def passes(error: ClientError) -> bool:
     """Whether the same call may succeed later without any change to it.
 
-    408: the request came too slowly, for instance because this machine was busy.
+    408 passes, too: the request arrived too slowly, for example because this machine was busy.
     """
     is_late = isinstance(error, Refused) and error.status == 408
     return is_late or isinstance(error, Unreachable | Throttled | Unavailable)
 
 
 def asked_wait_ms(error: ClientError) -> int:
-    """The pause that the server asked for; 0 if it asked for none."""
+    """The pause that the server asked for; 0 without one."""
     return (error.retry_after_ms or 0) if isinstance(error, Refused) else 0

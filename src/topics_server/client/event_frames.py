@@ -1,7 +1,7 @@
-"""Event streams over HTTP: the frames of one connection, and connections one after the other.
+"""Event streams over HTTP: the frames of one connection, and reconnecting.
 
-`frames` and `reopened` for programs without a loop, `frames_async` and `reopened_async` for
-coroutines. Used by the readers of topics, views and jobs, which make values of the frames.
+`frames` and `reopened` are for programs without a loop, `frames_async` and `reopened_async` for
+coroutines. Used by the readers of topics, views and jobs, which turn the frames into values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def frames(
     timeouts: httpx.Timeout,
     headers: Mapping[str, str] | None = None,
 ) -> Generator[httpx_sse.ServerSentEvent, None, None]:
-    """The frames of one connection. Ends only with an error: `Unreachable` when it breaks."""
+    """The frames of one connection.
+
+    Ends only with an error: `Unreachable` when the connection breaks.
+    """
     last: ClientError = Unreachable("the server ended the stream", sent=True)
     try:
         with httpx_sse.connect_sse(
@@ -77,7 +80,7 @@ async def frames_async(
 def reopened(
     opened: Callable[[], Generator[T, None, None]], patience_ms: int, effects: Effects
 ) -> Generator[T, None, None]:
-    """The values of one stream after the other; a stream that breaks is opened again.
+    """The values of a stream, which is opened again after its connection breaks.
 
     Ends only with an error: a refusal, or the failure of a server that is away for `patience_ms`.
     """
@@ -86,7 +89,7 @@ def reopened(
         try:
             with contextlib.closing(opened()) as values:
                 for value in values:
-                    # The server is there, even if it has nothing to tell.
+                    # A frame shows that the server is up, even if it holds no event.
                     retries = RetryPolicy(patience_ms)
                     yield value
         except ClientError as error:
@@ -105,7 +108,7 @@ async def reopened_async(
         try:
             async with contextlib.aclosing(opened()) as values:
                 async for value in values:
-                    # The server is there, even if it has nothing to tell.
+                    # A frame shows that the server is up, even if it holds no event.
                     retries = RetryPolicy(patience_ms)
                     yield value
         except ClientError as error:

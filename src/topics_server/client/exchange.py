@@ -27,15 +27,15 @@ from topics_server.client.errors import (
 T = TypeVar("T")
 TIMEOUT_MS: Final = 30_000
 PATIENCE_MS: Final = 10_000
-# How long a server may be away while it is followed.
+# How long a follower waits for a server that is away.
 LIVE_RETRY_MS: Final = 3_600_000
-# A stream sends something every 15 s; one that is silent for two of these intervals is dead.
+# A stream sends something every 15 s. If it is silent for two such intervals, its connection is
+# dead.
 SILENCE_MS: Final = 35_000
-# Less than `sources.OPENING_MS`, to distinguish an absent server from a proxy that holds streams
-# back.
+# Shorter than `sources.OPENING_MS`, to tell an absent server from a proxy that holds streams back.
 CONNECT_MS: Final = 4000
 JSON_BODY: Final = {"Content-Type": "application/json"}
-# Threads and coroutines that wait for the server must not keep others from it.
+# No limit of connections: calls that wait for the server must not block other calls.
 LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -65,7 +65,7 @@ def verified(url: str) -> ssl.SSLContext | bool:
 
 
 def failure(error: httpx.RequestError, url: str) -> ClientError:
-    """The error of a request without a whole answer."""
+    """The error of a request that got no complete answer."""
     if not isinstance(error, httpx.TransportError):
         return BadAnswer(f"{url}: the answer is not from a topics server: {error}")
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
@@ -78,7 +78,7 @@ def failure(error: httpx.RequestError, url: str) -> ClientError:
 
 
 def _within(error: httpx.TimeoutException) -> str:
-    """The timeout that passed, in words."""
+    """The exceeded timeout, in words."""
     phases = ((httpx.ConnectTimeout, "connect"), (httpx.WriteTimeout, "write"))
     name = next((name for kind, name in phases if isinstance(error, kind)), "read")
     try:
@@ -89,7 +89,7 @@ def _within(error: httpx.TimeoutException) -> str:
 
 
 def is_worn(error: httpx.RequestError) -> bool:
-    """Whether the server may have closed a kept connection meanwhile."""
+    """Whether the error may come from a kept connection that the server had closed."""
     if not isinstance(error, httpx.TransportError):
         return False
     return not isinstance(error, httpx.TimeoutException | httpx.ConnectError)
@@ -112,10 +112,12 @@ def answer_of(response: httpx.Response, call: Call[T], *, may_be_done: bool) -> 
 
 
 def stream_error(payload: bytes, last: ClientError) -> ClientError:
-    """The error of a stream's last frame; advice (429) does not end the stream."""
+    """The error in a stream's last frame; None for a 429, which is advice and does not end the
+    stream.
+    """
     trouble = _read_trouble(payload)
     if trouble.code == 429:
         return last
-    # Opening the stream again returns the error with a status of its own.
+    # Opening the stream again returns the error as an HTTP status.
     code = f"stream_{trouble.code}"
     return Unavailable(trouble.code, code, trouble.error, None, trouble.retry_after_ms)

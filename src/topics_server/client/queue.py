@@ -1,6 +1,6 @@
 """`AsyncQueue`: one queue of one server, for coroutines.
 
-Requests are in `calls`, errors in `errors`. Every method raises the kinds of `errors`;
+Requests are in `calls`, errors in `errors`. Every method raises the errors of `errors`;
 `Unreachable` after `patience_ms` of failures.
 """
 
@@ -31,16 +31,16 @@ from topics_server.client.values import (
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """A frame of a stream that brings no job, but shows that the stream is alive."""
+    """A frame of a stream without a job, which shows that the stream is alive."""
 
 
 class AsyncQueue(CoroutineClient):
     """A queue by name and `url`, or by its URL alone.
 
-    `token`: the API key. `timeout_ms`: of one request. `patience_ms`: how long `enqueue` tries
-    again when the server is away or throttles; 0 = once. `create`: whether `enqueue` makes a
-    missing queue (default: the server's setting), `config`: its configuration. `shared`: a client
-    of the same server, whose connections and key this one uses.
+    `token`: the API key. `timeout_ms` limits one request. `patience_ms`: how long `enqueue` tries
+    again when the server is away or throttles; 0 means one try. `create`: whether `enqueue` makes a
+    missing queue (default: the server's setting). `config`: the configuration of that queue.
+    `shared`: a client of the same server, whose connections and key this queue uses.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AsyncQueue(CoroutineClient):
     async def enqueue_many(
         self, jobs: Iterable[NewJob], *, key: str | None = None, traceparent: str | None = None
     ) -> Enqueued:
-        """Store jobs with consecutive seqs, all of them or none; errors as `enqueue`."""
+        """Store jobs with consecutive seqs, all of them or none; raises the errors of `enqueue`."""
         call = calls.enqueue(
             self.place,
             jobs,
@@ -115,9 +115,9 @@ class AsyncQueue(CoroutineClient):
         """Lease up to `max_jobs` to `node` for `lease_ms` (default: the queue's setting).
 
         `wait_ms`: how long to wait for the first job. `finished`: jobs to ack with the same
-        request, for a worker that loops; `Claimed.ack` is their result. Tried once: if the response
-        is lost (`Unreachable` with `sent`), the claimed jobs come back when their lease ends, and
-        finished jobs are acked or not.
+        request, for a worker that loops; `Claimed.ack` is the result. The request is tried once: if
+        the response is lost (`Unreachable` with `sent`), the claimed jobs come back when their
+        lease ends, and the finished jobs may or may not be acked.
         """
         return await self._once(
             calls.claim(
@@ -139,7 +139,7 @@ class AsyncQueue(CoroutineClient):
     ) -> Nacked:
         """Release jobs; they are claimable again after `delay_ms`.
 
-        `error` says why they failed; a dead letter carries the last one.
+        `error` is the reason; a dead letter holds the last reason.
         """
         return await self._once(calls.nack(self.place, node, jobs, delay_ms=delay_ms, error=error))
 
@@ -154,7 +154,7 @@ class AsyncQueue(CoroutineClient):
     ) -> Extended:
         """Extend leases to `lease_ms` from now; `skipped` ones are lost.
 
-        `no_more`: the streams of `work` that delivered them are to deliver nothing else.
+        `no_more`: the streams of `work` that delivered these jobs must not deliver more.
         """
         call = calls.extend(self.place, node, jobs, lease_ms=lease_ms, no_more=no_more)
         return await self._once(call, timeout_ms=timeout_ms)

@@ -13,7 +13,7 @@ PAUSES = Backoff(base_ms=100, cap_ms=5000)
 
 
 class RetryPolicy:
-    """One call's tries; `total_ms` is the limit for all pauses together."""
+    """The tries of one call. `total_ms` limits the sum of all pauses."""
 
     def __init__(self, total_ms: int, pauses: Backoff = PAUSES) -> None:
         self._left_ms = total_ms
@@ -23,7 +23,7 @@ class RetryPolicy:
     def pause_ms(self, error: ClientError, chance: float) -> int | None:
         """The pause before the next try; None to give up with this error.
 
-        If the server names a time, the next try is not earlier.
+        If the server names a pause, the next try is not earlier.
         """
         if not passes(error):
             return None

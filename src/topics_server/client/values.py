@@ -1,6 +1,6 @@
 """The values of queue calls.
 
-A handler gets a `Job`; its payload stays the enqueued bytes until it is read. Times are
+A handler gets a `Job`, whose payload is decoded only when it is read. Times are
 milliseconds: `_ms` lengths, `ts_ms` and `deadline_ms` since 1970 by the server's clock. No I/O;
 `calls` reads and writes these.
 """
@@ -84,13 +84,13 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The small headers; empty if there are none."""
+        """The decoded `meta`; empty without one."""
         found = {} if self.raw_meta is None else plain(self.raw_meta)
         assert isinstance(found, dict), "the server takes objects only"
         return found
 
     def data_as(self, kind: type[T]) -> T:
-        """The payload as a dataclass, a msgspec Struct or any other type that msgspec knows.
+        """The payload as a dataclass, a msgspec Struct or any other type that msgspec supports.
 
         Raises `msgspec.ValidationError` if it does not fit.
         """
@@ -98,7 +98,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
 
 
 def plain(text: bytes | msgspec.Raw) -> Any:
-    """A JSON text as plain values; numbers beyond a float, like 1e400, are infinite."""
+    """A JSON text as plain values. A number that exceeds a float, like 1e400, becomes infinite."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -137,8 +137,8 @@ class Enqueued(msgspec.Struct):
 class Claimed(msgspec.Struct):
     """Jobs leased by one call, by ascending seq; `ready` more were claimable after it.
 
-    `ack`: the result for the finished jobs that the call named; its counts of the queue are 0. None
-    if it named none, or if the server is older and takes no acks in claims.
+    `ack`: the result for the finished jobs in the call; its counts of the queue are 0. None if the
+    call had none, or if an older server does not support acks in claims.
     """
 
     jobs: list[Job]
@@ -147,7 +147,7 @@ class Claimed(msgspec.Struct):
 
 
 class Acked(msgspec.Struct):
-    """`acked` jobs are done and deleted; `skipped` seqs were not, `reasons` says why."""
+    """`acked` jobs are done and deleted; `skipped` seqs are not, for the `reasons` by seq."""
 
     acked: int
     skipped: list[int] = []
@@ -157,7 +157,7 @@ class Acked(msgspec.Struct):
 
 
 class Nacked(msgspec.Struct):
-    """`nacked` jobs are released; `skipped` seqs were not under these leases, `reasons` why."""
+    """`nacked` jobs are released; `skipped` seqs are not, for the `reasons` by seq."""
 
     nacked: int
     skipped: list[int] = []
@@ -176,7 +176,7 @@ class Extended(msgspec.Struct):
 
 
 class Counters(msgspec.Struct):
-    """How many jobs are claimable, held back, leased, and were moved away as dead."""
+    """How many jobs are claimable, delayed, leased, or were moved to the dead letters."""
 
     ready: int = 0
     in_flight: int = 0
@@ -185,7 +185,7 @@ class Counters(msgspec.Struct):
 
 
 class QueueState(msgspec.Struct):
-    """A queue's state; `config` as the server returns it."""
+    """A queue's state. `config` has the server's form."""
 
     topic: str
     head_seq: int
@@ -204,9 +204,9 @@ class QueueState(msgspec.Struct):
 class Stats(msgspec.Struct):
     """The counts of a worker's jobs.
 
-    `done` were acked after their handler returned, `dropped` after `Drop` or `Dead`; `failed` were
-    released for another try; `lost` lost their lease before their end was recorded; `released` were
-    given back unfinished by a stop.
+    `done` jobs were acked after their handler returned, `dropped` jobs after `Drop` or `Dead`.
+    `failed` jobs were released for another try. `lost` jobs lost their lease before their result
+    was stored. `released` jobs were returned unfinished by a stop.
     """
 
     done: int = 0

@@ -1,4 +1,4 @@
-// Calls of this server. The key lives in this module's memory: a reload forgets it.
+// Calls of this server. The key is stored only in this module's memory, so a reload forgets it.
 
 let key = "";
 const onKeyNeeded = [];
@@ -36,7 +36,7 @@ export const post = async (path, body, signal) => (await send(path, { method: "P
 export const put = async (path, body) => (await send(path, { method: "PUT", body })).json();
 export const topicPath = (name) => `v0/topics/${segment(name)}`;
 
-// Every item of a list with pages, up to `most`; `isMore` says that there are others.
+// The items of all pages of a list, up to `most`. `isMore`: the list has more items.
 export async function pages(path, member, most, signal) {
   const items = [];
   let cursor = "";

@@ -1,10 +1,10 @@
-// The consumers of one topic: where each of them is, how far behind, and what to do with it.
+// The consumers of one topic: the position, the lag and the actions of each.
 import { pages, post, put, segment, send, topicPath } from "./api.js";
 import { ask, checkName, count, empty, field, h, moment, nameField, replace, span, stat, table, text, toast } from "./dom.js";
 
 const SHOWN = 200;
 
-// A seq as it was typed; it is sent as a number, and JavaScript keeps numbers up to 2^53.
+// A typed seq. It is sent as a number, so it must not exceed 2^53, where JavaScript begins to round.
 function seqOf(form) {
   const typed = form.get("seq").trim();
   if (!/^\d+$/.test(typed) || !Number.isSafeInteger(Number(typed))) throw new Error("A seq is a number from 0 to 2^53.");

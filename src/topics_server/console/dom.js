@@ -1,4 +1,4 @@
-// Elements, formats and small widgets. All text goes into text nodes: nothing here parses HTML.
+// Elements, formats and small widgets. All text is put into text nodes: this module never parses HTML.
 
 export function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -39,7 +39,7 @@ export function replace(element, ...children) {
   if (place) [...element.querySelectorAll("a, button, [tabindex]")].find((child) => identity(child) === place)?.focus({ preventScroll: true });
 }
 
-// A dialog was closed: if the element that opened it was drawn anew meanwhile, its successor takes the focus.
+// After a dialog: focus the element that opened it, or the element that has replaced it meanwhile.
 function focusAgain(opener) {
   if (opener.isConnected) return;
   const found = [...document.querySelectorAll("main a, main button")].find((element) => identity(element) === identity(opener));
@@ -48,13 +48,13 @@ function focusAgain(opener) {
 
 const identity = (element) => element.getAttribute("aria-label") ?? element.getAttribute("href") ?? element.textContent;
 
-// A name or a text of foreign origin: its direction must not change the direction around it.
+// A name or a text of foreign origin, isolated so that its direction does not change the text around it.
 export const text = (value, name = "bdi") => h(name, { dir: "auto" }, value);
 
 const numbers = new Intl.NumberFormat("en");
 export const count = (value) => numbers.format(value ?? 0);
 
-// A value of JSON as text. JavaScript rounds numbers beyond 2^53; the sign says so.
+// A JSON value as text. JavaScript rounds numbers beyond 2^53, so these get a sign.
 export const plain = (value) => (typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER ? `≈ ${value}` : String(value));
 
 export function bytes(value) {
@@ -84,7 +84,7 @@ export function moment(ms) {
   return h("time", { datetime: date.toISOString(), title: date.toISOString() }, today ? time : `${day} ${time}`);
 }
 
-// A line of values; the label says the last one, so that no one needs to see the line.
+// A line chart of values. Its label has the last value, for users who cannot see the chart.
 export function sparkline(values, { label = "", width = 120, height = 28, fill: isFilled = true } = {}) {
   const shown = values.length > 1 ? values : [values[0] ?? 0, values[0] ?? 0];
   const top = Math.max(...shown, 1e-9);
@@ -100,7 +100,7 @@ export function sparkline(values, { label = "", width = 120, height = 28, fill: 
 const TEXT_SHOWN = 300;
 const MEMBERS_SHOWN = 100;
 
-// The beginning of a value on one line; it looks at no more of the value than it shows.
+// The beginning of a value on one line. Reads only the part of the value that it shows.
 export function preview(value, budget = 180) {
   let out = "";
   const walk = (item, depth) => {
@@ -126,7 +126,7 @@ export function preview(value, budget = 180) {
   return out.length > budget ? `${out.slice(0, budget)}…` : out;
 }
 
-// A value as a tree whose branches are made when they are opened.
+// A value as a tree. Branches are created when they are opened.
 export function tree(value, name, isOpen = true) {
   const label = name === undefined ? null : [h("span", { class: "j-name", dir: "auto" }, name), ": "];
   if (value === null || typeof value !== "object") return h("div", { class: "j-leaf" }, label, leaf(value));
@@ -170,8 +170,8 @@ export function toast(message, isError = false) {
   setTimeout(() => item.remove(), isError ? 8000 : 4000);
 }
 
-// A dialog with a form around `body`. `check` gets the form's data; if it throws, the dialog shows the message and
-// stays open with all that was typed. Resolves to the form's data, or null.
+// A dialog with a form around `body`. `check` gets the form's data. If it throws, the dialog shows the message and
+// stays open with the typed data. Resolves to the form's data, or null.
 export function ask({ title, body, action = "OK", isDangerous = false, check }) {
   return new Promise((done) => {
     const mistake = h("p", { class: "mistake", role: "alert" });
@@ -201,12 +201,12 @@ export const empty = (title, ...hint) => h("div", { class: "empty" }, h("strong"
 export const badge = (label, kind = "") => h("span", { class: `badge ${kind}` }, label);
 export const stat = (label, value, note, kind = "") => h("div", { class: `stat ${kind}` }, h("span", { class: "stat-label" }, label), h("span", { class: "stat-value" }, value), note && h("span", { class: "stat-note" }, note));
 
-// A question before something is deleted: the name has to be typed.
+// Asks before a deletion: the user must type the name.
 export const nameField = (name) => field(["Type ", text(name), " to confirm"], h("input", { name: "confirm", required: true, autocomplete: "off" }));
 export const checkName = (name) => (form) => { if (form.get("confirm") !== name) throw new Error("The name does not match."); };
 
-// A table with a caption for screen readers; a cell is a node or a text. A head of ours that begins with # is of
-// numbers; heads of foreign origin are shown as they are.
+// A table with a caption for screen readers. A cell is a node or a text. A column of the console whose head begins
+// with # has numbers; heads of foreign origin are shown unchanged.
 export function table(caption, heads, rows, { areForeign = false } = {}) {
   const isNumeric = heads.map((head) => !areForeign && head.startsWith("#"));
   const labels = heads.map((head, i) => (isNumeric[i] ? head.slice(1) : head));

@@ -1,16 +1,16 @@
-// The server as a whole: health with what to do, charts of its metrics, and routers as a graph.
+// The whole server: health with advice, charts of metrics, and routers as a graph.
 import { get, pages, segment, send } from "./api.js";
 import { badge, bytes, count, empty, h, micros, replace, s, span, sparkline, stat, table, text } from "./dom.js";
 import { topicLink } from "./records.js";
 import { perSecond } from "./topics.js";
 
 const SAMPLES = 90;
-const samples = []; // { at, metrics }: what the page has seen since it was opened
+const samples = []; // { at, metrics } of each scrape since the page was opened
 
 const sum = (value) => (Array.isArray(value) ? value.reduce((total, item) => total + item.value, 0) : value ?? 0);
 const only = (value, labels) => (Array.isArray(value) ? value.filter((item) => Object.entries(labels).every(([name, wanted]) => wanted === item.labels[name])) : []);
 
-// The bound below which a share of the observations between two scrapes lies; null without any.
+// The bound below which a share of the observations between two scrapes lies; null without observations.
 function quantile(before, after, share, labels) {
   const totals = new Map();
   const count = (buckets, sign) => { for (const item of only(buckets, labels)) totals.set(item.labels.le, (totals.get(item.labels.le) ?? 0) + sign * item.value); };

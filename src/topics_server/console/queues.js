@@ -1,10 +1,10 @@
-// The board of one queue: what is ready, in flight, delayed and dead, and what to do with it.
+// The board of one queue: ready, leased, delayed and dead jobs, and actions on them.
 import { get, pages, post, topicPath } from "./api.js";
 import { ask, checkName, count, empty, field, h, moment, nameField, preview, replace, span, stat, table, text, toast } from "./dom.js";
 import { topicLink } from "./records.js";
 
 const LETTERS = 50;
-// Pages that are looked through for letters of this queue: other queues may share the topic.
+// The most pages that are searched for dead letters of this queue: other queues may share the topic.
 const LETTER_PAGES = 10;
 
 export function queuePanel(name, context) {
@@ -12,7 +12,7 @@ export function queuePanel(name, context) {
   const flight = h("section", { "aria-label": "In flight" });
   const dead = h("section", { "aria-label": "Dead letters" });
   let config = {};
-  const trail = []; // where the pages of dead letters before this one began
+  const trail = []; // the start of each earlier page of dead letters
   const act = (work) => context.guard(async () => { if ((await work()) !== false) context.refresh(); });
   const held = (verb, lease, more) => post(`${topicPath(name)}/${verb}`, { node: lease.node, seqs: [lease.seq], lease_ids: [lease.lease_id], ...more });
   const confirmed = async (title, message) => Boolean(await ask({ title, body: h("p", {}, message), action: title, isDangerous: true }));

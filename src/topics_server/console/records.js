@@ -2,7 +2,7 @@
 import { get, post, segment, send, topicPath } from "./api.js";
 import { ask, badge, bytes, checkName, count, empty, field, h, moment, nameField, preview, replace, text, toast, tree } from "./dom.js";
 
-// The live tail keeps so many rows, and so many characters of data.
+// The most rows of the live tail, and the most characters of their data.
 const ROWS_MAX = 500;
 const TAIL_SIZE_MAX = 20_000_000;
 const RAW_SHOWN = 200_000;
@@ -57,7 +57,7 @@ function filterInputs(values, onChange) {
 
 export function browsePanel(name, context, openDelete) {
   const values = {};
-  const trail = []; // where the pages before this one began
+  const trail = []; // the start of each earlier page
   let begin = { before_seq: "" };
   const list = h("div", { class: "records" });
   const foot = h("div", { class: "bar" });
@@ -90,7 +90,7 @@ export function browsePanel(name, context, openDelete) {
   return { load, body: [h("div", { class: "bar wrap" }, start, filterInputs(values, restart), newest), list, foot] };
 }
 
-// Follows the topic by long-polls from its own position: nothing is missed while the page is paused.
+// Follows the topic by long-polls from its own position, so that a pause misses no record.
 export function tailPanel(name, context) {
   const values = {};
   const list = h("div", { class: "records", role: "log", "aria-live": "off" });
@@ -143,7 +143,7 @@ export async function appendDialog(name, isQueue) {
     field("Tag", h("input", { name: "tag" })), field("Meta (JSON)", h("input", { name: "meta", spellcheck: "false" })),
     isQueue && field("Delay (ms)", h("input", { name: "delay_ms", inputmode: "numeric" })) ] });
   if (!form) return false;
-  // The text itself is sent, so that numbers stay exact.
+  // Send the typed text itself, so that numbers stay exact.
   const members = [`"data":${form.get("data")}`];
   if (form.get("tag")) members.push(`"tag":${JSON.stringify(form.get("tag"))}`);
   if (form.get("meta")) members.push(`"meta":${form.get("meta")}`);

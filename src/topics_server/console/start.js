@@ -1,4 +1,4 @@
-// The frame of the console: navigation, the key, themes, keyboard, and the turns of each panel.
+// The frame of the console: navigation, the key, themes, keyboard, and the refresh of each panel.
 import { hasKey, segment, setKey, whenKeyNeeded } from "./api.js";
 import { consumersPanel } from "./consumers.js";
 import { add, ask, badge, bytes, count, field, h, replace, text, toast } from "./dom.js";
@@ -42,14 +42,14 @@ whenKeyNeeded(() => isDeclined || askForKey(hasKey() ? "This server does not kno
 
 // -- panels ----------------------------------------------------------------------------------------
 
-let running = null; // the panel that is shown: its signal ends all that it has under way
+let running = null; // the shown panel; its signal ends all its requests
 
 function tell(error) {
   if (error?.name === "AbortError") return;
   toast(error?.message ?? String(error), true);
 }
 
-// Runs a panel: its `load` now and every so often, or its `loop` as long as it is shown.
+// Runs a panel: calls its `load` now and at intervals, or its `loop` while it is shown.
 function run(makePanel) {
   running?.abort();
   const own = new AbortController();
@@ -68,7 +68,7 @@ function run(makePanel) {
   const load = async () => {
     clearTimeout(timer);
     if (!panel.load || own.signal.aborted) return;
-    // A question to the user or a hidden page stops nothing but the fetching of new figures.
+    // While a dialog is open or the page is hidden, only the fetching of new values stops.
     isSkipped = document.hidden;
     if (!isSkipped) {
       isLoading = true;
@@ -101,7 +101,7 @@ function run(makePanel) {
 
 const TABS = [["records", "Records"], ["live", "Live"], ["queue", "Queue"], ["consumers", "Consumers"], ["views", "Views"], ["settings", "Settings"]];
 
-// `told`: the error that the page shows already. A topic that does not exist may be created.
+// `told`: the error that the page already shows. A topic that does not exist may be created.
 async function showTopic(name, tab, told) {
   running?.abort();
   const own = new AbortController();

@@ -1,4 +1,4 @@
-// The list of topics with live counters, and the making of a topic.
+// The list of topics with live counters, and the form to create a topic.
 import { get, pages, put, segment, topicPath } from "./api.js";
 import { ask, bytes, count, empty, field, h, replace, sparkline, table, text, toast } from "./dom.js";
 

@@ -4,7 +4,7 @@ import { badge, bytes, count, empty, field, h, plain, replace, table, text } fro
 
 const TEXT_SHOWN = 200_000;
 const STREAMS_SHOWN = 50;
-const streamStates = new Map(); // topic and epoch -> its state: a stream never changes its path
+const streamStates = new Map(); // topic and epoch -> the stream's state, cached because a stream never changes its path
 
 export function viewsPanel(name, context) {
   const list = h("div", {});

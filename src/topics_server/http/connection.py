@@ -1,21 +1,21 @@
 """One HTTP/1.1 connection: bytes in, requests to the application, answers out.
 
 uvicorn makes a connection for each accepted socket (its public parameter `http=`). A reader finds
-the requests and refuses ambiguous framing (`exchange/request_reader`). Whatever is refused gets the
-envelope, behind the answers of the requests before it, and is the last that the connection hears
-(`exchange/connection_end`). What is received while others are served may be read later
-(`http/read_scheduler`); large bodies count and take turns (`exchange/body_uploads`); slow clients
-are noticed (`exchange/deadlines`).
+the requests and refuses ambiguous framing (`exchange/request_reader`). A refused request gets the
+envelope, after the answers to the requests before it, and ends the connection
+(`exchange/connection_end`). Bytes that arrive while other connections are served may be read later
+(`http/read_scheduler`). Large bodies count in a budget and are read in turns
+(`exchange/body_uploads`). Slow clients time out (`exchange/deadlines`).
 
-A request goes one of two ways. A whole one of a hot route is answered straight from the parser by
-the application's own `Door`, without a task. A head that was parsed before is not parsed again: the
-same bytes mean the same, so the door keeps what it found for it; if its body has not arrived, the
-head is held back for a moment. Every other request is an
-`exchange/asgi_exchange`, started in order: while one is answered, those behind it wait.
+A request goes one of two ways. The application's `Door` answers a whole request of a hot route
+directly from the parser, without a task. A head that was parsed before is not parsed again: the
+door keeps its call by the bytes of the head. If the body has not arrived, the head is held back for
+a moment. Every other request is an `exchange/asgi_exchange`. These start in order: while one
+request is answered, the requests behind it wait.
 
-Invariants: at most one request is being answered; `exchange` is the newest one that is not answered
-directly; a closed connection is in no reference cycle, because the garbage collector does not
-examine old objects. Used by `server`. Loop thread only.
+Invariants: at most one request is being answered; `exchange` is the newest request that is not
+answered directly; a closed connection is in no reference cycle, because the garbage collector does
+not examine old objects. Used by `server`. Loop thread only.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import KIB, PIPELINED_MAX
 
-# A reception that is longer and may have chunks is parsed so much at a time, for so long.
+# A longer reception that may have chunks is parsed in pieces of `_FED_BYTES`, for `_FED_MS` a turn.
 _WHOLE_BYTES_MAX: Final = 16 * KIB
 _FED_BYTES: Final = 4 * KIB
 _FED_MS: Final = 1.0
-# Of a body that is not whole, so much is gathered before the application is woken, and so much is
-# kept before nothing more is read.
+# Bytes of an incomplete body at which the application is woken, and at which reading stops.
 _GATHERED_BYTES: Final = 32 * KIB
 _UNTAKEN_BYTES_MAX: Final = 64 * KIB
 _HOT_METHODS: Final = frozenset((b"GET", b"POST"))
@@ -68,33 +67,33 @@ class HttpConnection(asyncio.Protocol):
     transport: JoinedWrites
     flow: Flow
     deadlines: Deadlines
-    # Made when they are needed.
+    # Created when first needed.
     uploads: BodyUploads | None = None
     end: ConnectionEnd | None = None
-    # The newest request that has an exchange, and the one that is being answered.
+    # The newest exchange, and the exchange that is being answered.
     exchange: Exchange | None = None
     _answering: Exchange | None = None
-    # The newest request when this one came.
+    # The newest exchange when the current request began.
     _before: Exchange | None = None
-    # A direct call has the request and will answer it.
+    # Whether a direct call has taken the request and will answer it.
     is_answering_directly = False
-    # No further request follows this answer.
+    # Whether the connection ends after the current answer.
     is_going_down = False
-    # The door's notes about this connection.
+    # What the door keeps for this connection.
     recalled: object = None
-    # All further received bytes are dropped.
+    # Whether all further received bytes are dropped.
     is_over = False
-    # A whole head is there, and its request is not begun; what there is of its body.
+    # Whether a request with a whole head is held back, and the received part of its body.
     _is_held = False
     _held_body = b""
-    # A reception that begins with a request.
+    # The received bytes that are being parsed, if they begin with a request.
     _fed = b""
-    # A known head that waits for its body.
+    # A known head that waits for its body, if any.
     _early: EarlyHead | None = None
-    # Whether a request was answered within the call that brought it. Those sent behind it in one
-    # go have an exchange each: what one client sends must not keep the loop from all others.
+    # Whether the current bytes already had a direct answer. Further requests in them get an
+    # exchange each, so that one client cannot keep the loop busy.
     _had_turn = False
-    # The next of the pipeline is begun once the client reads.
+    # Whether the next request of the pipeline starts only when the client reads again.
     _is_put_off = False
 
     def __init__(
@@ -134,14 +133,14 @@ class HttpConnection(asyncio.Protocol):
             self.read_scheduler = door.read_scheduler
             refusal = self.timeouts.crowded(self.connections, self)
             if refusal is not None:
-                # Close at once, without waiting for the client to read the error: the place is
-                # needed.
+                # Close at once: another connection needs the place before this client reads the
+                # error.
                 self.is_over = True
                 self.transport.write(self.error_bytes(refusal))
                 self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the requests that are being answered; drop those that never will be."""
+        """Notify the request that is being answered; drop the requests behind it."""
         self.connections.discard(self)
         if self._early is not None:
             self._early.take()
@@ -162,7 +161,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Close, if no request is being answered; else behind its answer."""
+        """Close now, or after the answer if a request is being answered."""
         self.is_going_down = True
         if self._early is not None:
             self._parse_early()
@@ -172,15 +171,15 @@ class HttpConnection(asyncio.Protocol):
             self.exchange.keep_alive = False
 
     def eof_received(self) -> None:
-        """The client sends no more bytes: handle those that are held."""
+        """The client sends no more bytes: parse the bytes that are held."""
         while self.read_scheduler is not None and self.read_scheduler.holds(self):
             self.read_scheduler.release(self)
 
     def pause_writing(self) -> None:
-        """The client does not read: nothing more is begun for it."""
+        """The client does not read: start no further request."""
         self.flow.pause_writing()
         transport = self.transport
-        # A stream holds little, and has its own timeout.
+        # A stream buffers few bytes, and has its own timeout.
         if not self.is_streaming or transport.answer_bytes:
             unread = max(transport.get_write_buffer_size(), transport.answer_bytes)
             self.timeouts.stuck(self, unread)
@@ -213,7 +212,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_streaming(self) -> bool:
-        """Whether an answer has begun and goes on."""
+        """Whether an answer has begun and is not complete."""
         exchange = self.exchange
         return exchange is not None and exchange.response_started and not exchange.response_complete
 
@@ -267,7 +266,7 @@ class HttpConnection(asyncio.Protocol):
         return early.take()
 
     def _parse_early(self) -> None:
-        """Parse a head whose body has not come."""
+        """Parse a head whose body has not arrived in time."""
         self._fed = head = self._take_early()
         self._parse(head)
 
@@ -315,7 +314,7 @@ class HttpConnection(asyncio.Protocol):
         return data
 
     def _catch_up(self) -> None:
-        """Read on, if nothing is held any more."""
+        """Resume reading, unless received bytes are still held."""
         if self.read_scheduler is not None and not self.read_scheduler.holds(self):
             if self.transport.is_closing():
                 self.flow.is_behind = False
@@ -323,7 +322,7 @@ class HttpConnection(asyncio.Protocol):
                 self.flow.catch_up()
 
     def _measure(self, count: int) -> None:
-        """Note where a request stands that is not whole; refuse it where it is out of bounds."""
+        """Measure an incomplete request, and refuse it if it exceeds a bound."""
         reader = self.reader
         error = reader.measure(count, self.loop.time())
         if reader.has_head and self.exchange is not None and self.exchange.response_complete:
@@ -331,7 +330,7 @@ class HttpConnection(asyncio.Protocol):
         elif error is not None:
             self.refuse(error)
 
-    # --- what the reader found --------------------------------------------------------------
+    # --- calls by the reader --------------------------------------------------------------
 
     def check_pipeline(self) -> None:
         """See `request_reader.ReaderOwner`."""
@@ -344,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
             )
 
     def on_head(self, *, is_plain: bool) -> None:
-        """Hold a request back that may be whole in a moment; begin any other."""
+        """Hold back a request that the door may answer directly; begin any other."""
         reader = self.reader
         if (
             is_plain
@@ -368,20 +367,20 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or exchange.response_complete or not exchange.more_body:
             return
         if not exchange.body:
-            # The first piece without a copy.
+            # Pass the first piece on without a copy.
             exchange.body = body
         else:
             if isinstance(exchange.body, bytes):
                 exchange.body = bytearray(exchange.body)
             exchange.body += body
-        # The waiting task needs the whole body: it is woken once the body is complete, or large.
+        # The waiting task needs the whole body: wake it when the body is complete or large.
         if len(exchange.body) >= _GATHERED_BYTES:
             if len(exchange.body) > _UNTAKEN_BYTES_MAX:
                 self.flow.pause_reading()
             exchange.wake()
 
     def on_message(self, *, was_partial: bool) -> None:
-        """The request is whole: serve it."""
+        """The request is complete: serve it."""
         if was_partial and self.end is not None:
             self.end.begin_request()
         if self.uploads is not None:
@@ -398,7 +397,7 @@ class HttpConnection(asyncio.Protocol):
     # --- requests ---------------------------------------------------------------------------
 
     def _serve_held(self) -> bool:
-        """Have the door answer the request that was held back, or begin to."""
+        """Let the door answer the request that was held back. Returns whether it does."""
         assert self.door is not None
         reader = self.reader
         call = self.door.direct_call(reader.method, reader.url, dict(reader.fields))
@@ -432,7 +431,7 @@ class HttpConnection(asyncio.Protocol):
             self.on_body(body)
 
     def _begin(self) -> None:
-        """Begin an exchange, or put it behind those that are not answered."""
+        """Create an exchange. Start it, or queue it behind the unanswered requests."""
         self.deadlines.begin_body()
         reader = self.reader
         if reader.is_websocket:
@@ -465,7 +464,7 @@ class HttpConnection(asyncio.Protocol):
         self.tasks.add(task)
 
     def on_response_complete(self) -> None:
-        """The answer is out: start the next request of a pipeline, or wait for one."""
+        """The answer is sent: start the next request of the pipeline, or wait for one."""
         self.deadlines.idle_since = self.loop.time()
         self.deadlines.is_used = True
         self.server_state.total_requests += 1
@@ -488,13 +487,13 @@ class HttpConnection(asyncio.Protocol):
         length = self.reader.fields.get(b"content-length", b"")
         is_short = length.isdigit() and len(length) < 10 and int(length) <= SWALLOWED_BYTES_MAX
         if not is_short or b"expect" in self.reader.fields:
-            # Only the body shows where the next request begins, and a client that waits for 100
-            # Continue never got it.
+            # Close: the rest of the body is too long to skip, or the client never sends it, because
+            # it got no 100 Continue.
             self.is_over = True
             self._ending().linger(self.loop.time())
 
     def _become_websocket(self) -> None:
-        """Hand the connection over, with its opening as it came; the parser refers to us."""
+        """Hand the connection and its opening over; break the cycle with the parser."""
         self.connections.discard(self)
         protocol = self.config.ws_protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.app_state
@@ -514,7 +513,7 @@ class HttpConnection(asyncio.Protocol):
         return self.uploads
 
     def _refuse_upload(self, error: TopicsError) -> None:
-        """Answer with `error`, and go on receiving for a while so that the client reads it."""
+        """Answer with `error`, and keep receiving for a while so that the client reads it."""
         self._ending().receive_for_a_while(self.loop.time())
         self.refuse(error)
         self.flow.resume_reading()
@@ -522,9 +521,9 @@ class HttpConnection(asyncio.Protocol):
     # --- refusals ---------------------------------------------------------------------------
 
     def refuse(self, error: TopicsError | None) -> None:
-        """Drop all further bytes; answer with `error` behind the current answer, and end.
+        """Drop all further bytes, send `error` after the current answer, and end the connection.
 
-        None: the received bytes get no answer, because the connection ends by itself.
+        With None, no error is sent: the connection ends without it.
         """
         self._is_held = False
         self._held_body = b""
@@ -539,7 +538,7 @@ class HttpConnection(asyncio.Protocol):
             self.uploads.refused()
 
     def error_bytes(self, error: TopicsError | None) -> bytes:
-        """The answer that ends the connection; None: to a request whose application failed."""
+        """The error that ends the connection, as bytes. None: the application failed."""
         status, headers, body = (
             (500, [(b"content-length", b"0")], b"")
             if self.door is None
@@ -555,11 +554,11 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is being answered or waits to be."""
+        """Whether no request is being answered or waits for it."""
         return not self.pipeline and self.is_answered
 
     def _drop_unclear(self) -> None:
-        """Forget the request whose body turned out to be unclear: the refusal is its answer."""
+        """Drop the request whose body is malformed: the refusal is its answer."""
         exchange = self.exchange
         if exchange is None or exchange.response_complete or not exchange.more_body:
             return
@@ -569,7 +568,7 @@ class HttpConnection(asyncio.Protocol):
             return
         exchange.disconnect()
         if exchange.response_started:
-            # Its answer is a stream.
+            # The answer is a stream that has begun, so no error can be sent.
             self.flow.resume_writing()
             self._ending().refusal = None
             self.transport.close()

@@ -1,7 +1,7 @@
 """Content types and encodings: gzip in and out. Pure.
 
-Inflating is bounded: nothing larger than the body limit is ever built. Called by `api/application`,
-off the event loop where a body is large.
+Inflating never builds more bytes than the body limit. Called by `api/request_body` and
+`api/front_door`, off the event loop for a large body.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _GZIP_LEVEL: Final = 1
 
 
 def is_json_type(value: bytes | None) -> bool:
-    """Whether a Content-Type is JSON: in any case, with any parameters."""
+    """Whether a Content-Type is JSON, in upper or lower case, with any parameters."""
     if value is None:
         return False
     return value == JSON_TYPE or value.partition(b";")[0].strip().lower() == JSON_TYPE
 
 
 def is_merge_patch(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body is a JSON merge patch by its Content-Type; only PATCH takes one."""
+    """Whether a body's Content-Type is JSON merge patch; only PATCH accepts it."""
     value = headers.get(b"content-type") if method == "PATCH" else None
     return value is not None and value.partition(b";")[0].strip().lower() == MERGE_PATCH_TYPE
 
@@ -50,7 +50,7 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
                 )
             member = zlib.decompressobj(_GZIP_WBITS)
             while not member.eof:
-                # Each step copies the rest of its piece: small pieces keep that cheap.
+                # Each step copies the unread rest of its piece, so use small pieces.
                 piece = view[at : at + _PACKED_STEP_BYTES]
                 part = member.decompress(piece, _INFLATE_STEP_BYTES)
                 at += len(piece) - len(member.unconsumed_tail) - len(member.unused_data)
@@ -66,10 +66,10 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
 
 
 def joined(parts: list[bytes]) -> bytes:
-    """Join the parts and empty their list; for large bodies, in a thread.
+    """Join the parts and empty their list. A thread runs this for large bodies.
 
-    Python joins large parts without its lock. The parts are freed few at a time: freeing all of
-    them in one call would hold the lock for longer than a loop turn may take.
+    Python joins large parts without the interpreter's lock. The parts are freed a few at a time:
+    freeing all in one call would hold the lock for longer than a loop turn may take.
     """
     whole = parts[0] if len(parts) == 1 else b"".join(parts)
     while parts:
@@ -78,7 +78,7 @@ def joined(parts: list[bytes]) -> bytes:
 
 
 def inflate_some(packed: bytes, some_bytes: int) -> bytes | None:
-    """Inflate a gzip body if neither it nor its content is longer than this; else None.
+    """Inflate a gzip body. Returns None if the body or its content is longer than `max_bytes`.
 
     Raises the errors of `inflate`, except for a body that is too large.
     """
@@ -93,7 +93,7 @@ def inflate_some(packed: bytes, some_bytes: int) -> bytes | None:
 
 
 def accepts_gzip(value: bytes | None) -> bool:
-    """Whether gzip is asked for by name, with a weight above 0."""
+    """Whether `Accept-Encoding` names gzip with a weight above 0."""
     if value is None or b"gzip" not in (value := value.lower()):
         return False
     for offer in value.split(b","):

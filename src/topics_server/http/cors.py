@@ -1,8 +1,9 @@
 """CORS headers for the listed origins. Pure.
 
-A browser sends its page's `Origin`. The answer to a listed origin repeats it, in errors and streams
-too, and the page may send the requests that a preflight (`OPTIONS`) allows. Any other origin gets a
-plain answer, and the browser keeps it from the page. Called by `api/application`.
+A browser sends its page's `Origin`. The answer to a listed origin repeats that origin, also in
+errors and streams, and the page may send the requests that a preflight (`OPTIONS`) allows. Any
+other origin gets an answer without CORS headers, which the browser hides from the page. Called by
+`api/front_door`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 from topics_server.http.error_responses import Headers
 
-# Headers that pages of other origins may send and read, beside those that every page may.
+# Headers that pages of listed origins may send and read, in addition to the usual ones.
 _SENT: Final = (
     b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
     b"producer-id, producer-epoch, producer-seq, "
@@ -27,16 +28,18 @@ _EXPOSED: Final = (
     b"stream-expires-at, stream-sse-data-encoding, topics-page, topics-tombstone, etag, "
     b"location, content-encoding",
 )
-# On every answer of streams: a page of any site may embed what CORS lets it read.
+# A header of every answer of streams: a page of any site may embed the answers that CORS allows it
+# to read.
 _EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # How long a browser keeps the answer to a preflight.
 _MAX_AGE_S: Final = b"600"
 
 
 def cors_headers(method: str, headers: Mapping[bytes, bytes], answered: Headers) -> Headers:
-    """The CORS headers for a page of a listed origin; `headers` are its request's, with `Origin`.
+    """The CORS headers for a page of a listed origin.
 
-    `answered` are the headers of the answer: the methods of a path are in its `Allow`.
+    `headers` are those of the request, with `Origin`. `answered` are those of the answer: its
+    `Allow` lists the methods of the path.
     """
     cors_lines = ((b"access-control-allow-origin", headers[b"origin"]), (b"vary", b"origin"))
     if method != "OPTIONS" or b"access-control-request-method" not in headers:
@@ -55,8 +58,8 @@ def cors_headers(method: str, headers: Mapping[bytes, bytes], answered: Headers)
 def stream_headers(method: str, *, is_allowed: bool) -> Headers:
     """The CORS headers below the mount of streams, for every client.
 
-    The preflight of an unlisted origin gets the protocol's headers, without permission to send
-    them: the official suite asks without an origin of its own.
+    The preflight of an unlisted origin gets the protocol's headers, but no permission to send
+    requests: the official suite sends preflights without an origin.
     """
     if method != "OPTIONS" or is_allowed:
         return (_EMBEDDABLE,)

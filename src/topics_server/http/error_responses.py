@@ -1,6 +1,6 @@
 """The table from error codes to HTTP status, headers and envelope (§0.5, §0.6).
 
-Pure. Everything that is refused anywhere ends here; called by `api/application` for errors that
+Pure. Every error answer of the server is made here. Called by `api/front_door` for errors that
 handlers raise.
 """
 
@@ -62,7 +62,7 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.HEADERS_TOO_LARGE: 431,
 }
 
-# Headers of producer errors, and the fields of the detail that they repeat.
+# Headers of producer errors, and the fields of `detail` whose values they repeat.
 PRODUCER_HEADERS: Final[dict[Code, tuple[tuple[bytes, str], ...]]] = {
     Code.PRODUCER_FENCED: ((b"producer-epoch", "epoch"),),
     Code.PRODUCER_SEQ_CONFLICT: (
@@ -95,8 +95,8 @@ def status_of(error: TopicsError) -> int:
 def headers_of(error: TopicsError) -> Headers:
     """The headers of an error.
 
-    They say how to authenticate, when to try again, what a producer needs to continue, and where a
-    closed stream ends.
+    They tell a client how to authenticate, when to try again, from which number a producer
+    continues, and where a closed stream ends.
     """
     if error.code is Code.UNAUTHORIZED:
         return _CHALLENGE
@@ -115,7 +115,10 @@ def headers_of(error: TopicsError) -> Headers:
 
 
 def _end_of_stream(error: TopicsError) -> Headers:
-    """Headers that report a closed stream and its end; a topic's own appends do not have them."""
+    """Headers that report a closed stream and its end.
+
+    Errors of appends under `/v0` do not have them.
+    """
     next_offset = error.detail.get("next_offset")
     fields: Headers = ((b"stream-closed", b"true"),)
     if isinstance(next_offset, str):
@@ -124,7 +127,7 @@ def _end_of_stream(error: TopicsError) -> Headers:
 
 
 def envelope(error: TopicsError, total_ms: float | None = None) -> bytes:
-    """The body of an error; `total_ms`: since the request arrived, if there was one."""
+    """The body of an error. `total_ms`: the time since the request arrived, if there was one."""
     fields: dict[str, object] = {"error": described(error)}
     if total_ms is not None:
         fields["performance"] = {"server_total_ms": round(total_ms, 3)}
@@ -134,8 +137,8 @@ def envelope(error: TopicsError, total_ms: float | None = None) -> bytes:
 def described(error: TopicsError) -> dict[str, object]:
     """An error as JSON values; `detail` is absent when it is empty.
 
-    Texts in `detail` come from the request, so they are clipped here; messages clip what they
-    repeat.
+    Texts in `detail` come from the request, so they are clipped here. Messages clip the texts that
+    they repeat.
     """
     fields: dict[str, object] = {"code": error.code.value, "message": error.message}
     if error.detail:
@@ -147,7 +150,7 @@ def described(error: TopicsError) -> dict[str, object]:
 
 
 def from_storage(error: StorageError) -> TopicsError:
-    """The client's error when the disk refused; file names stay in the log."""
+    """The client's error for an error of the disk. File names appear only in the log."""
     match error:
         case ReadOnly():
             return TopicsError(
@@ -161,7 +164,7 @@ def from_storage(error: StorageError) -> TopicsError:
 
 
 def internal() -> TopicsError:
-    """A defect of ours; the log has the details."""
+    """The error for a defect of the server. The details are in the log."""
     return TopicsError(Code.INTERNAL, "an internal error; the server's log has the details")
 
 
@@ -187,7 +190,7 @@ def too_large(max_bytes: int) -> TopicsError:
 
 
 def no_json() -> TopicsError:
-    """415 for a body without the JSON media type; names what to add."""
+    """415 for a body without the JSON media type; the message names the header to add."""
     return TopicsError(
         Code.UNSUPPORTED_MEDIA_TYPE,
         "the body's Content-Type must be application/json; with curl, "

@@ -2,14 +2,15 @@
 
 The loop delivers the input of all sockets before anything else runs: when hundreds of clients send
 at once, every other task waits until all were served. So a loop turn reads for a limited time.
-Later input is held, unread; the following turns read a slice each, the most urgent topics first (as
-far as the first bytes tell; a connection that has waited long enough is as urgent as any). Small
+Later input is held, unread. The following turns read a slice each, the most urgent topics first, if
+the first bytes name the topic. A connection that has waited long enough counts as urgent. Small
 pieces of a request that has been incomplete for a while are always held, gathered, and read in
-small shares: ten thousand clients that send a byte now and then get a share of the loop, not all of
-it.
+small shares: ten thousand clients that send a byte from time to time get a share of the loop, not
+all of it.
 
-The input of a connection is never reordered: new bytes join its held ones. One instance for all
-connections, in `api/context`; called by `http/connection` and `http/websocket`. Loop thread only.
+The input of a connection is never reordered: new bytes are held behind its held bytes. One instance
+for all connections, in `api/context`; called by `http/connection` and `http/websocket`. Loop thread
+only.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.limits import MIB
 
-# This few connections make no long turn: the scheduler is not asked.
+# Up to this number of connections, no turn is long, and connections read without the scheduler.
 FEW: Final = 8
-# How long one turn reads new or held input, ms. Under pressure, when requests wait for their turn,
-# it is less, unless an input has waited this long already.
+# How long one turn reads new or held input, ms. The second value applies under pressure, when
+# requests wait for their turn, unless an input has waited for the third.
 _TURN_MS: Final = 2.0
 _PRESSED_MS: Final = 0.5
 _LONG_MS: Final = 100.0
-# If inputs wait this long for this many slices in a row, more arrives than is read: the throttle
+# If inputs wait this long in this many slices in a row, more arrives than is read. The throttle
 # then makes requests take turns. A single late input may only mean that the machine paused.
 _LATE_MS: Final = 6.0
 _LATE_SLICES: Final = 4
-# The most urgent topic goes before input that arrived up to this much earlier, ms per priority
-# step.
+# How far a priority step moves input ahead of input that arrived earlier, ms.
 _AHEAD_MS: Final = 1.0
-# More urgent connections that are read at once in a turn whose time is over.
+# How many more urgent connections are read at once in a turn whose time is over.
 _PASSING_MAX: Final = 2
-# A request that brings at most this many bytes at a time, this long after its start, is slow.
+# A request is slow if, this long after its start, it still receives at most this many bytes at a
+# time.
 PIECE_BYTES: Final = 512
 SLOW_S: Final = 0.25
-# How long slow requests are read at once, ms, and the pause for other tasks after that, seconds.
+# How long slow requests are read in one go, ms, and the pause for other tasks after that, seconds.
 _SLOW_MS: Final = 0.2
 _PAUSE_S: Final = 0.001
 # The most bytes that are held.
@@ -54,7 +55,7 @@ _REQUEST: Final = re.compile(rb"[A-Z]+ " + _TOPIC.pattern)
 
 
 class DeferredReader(Protocol):
-    """A connection."""
+    """A connection whose input may be deferred."""
 
     loop: Any
     transport: Any
@@ -70,7 +71,9 @@ class DeferredReader(Protocol):
 
 
 class Pressure(Protocol):
-    """The pressure as read here and reported here: `engine/pressure/throttle`."""
+    """The part of the throttle (`engine/pressure/throttle`) that the scheduler reads and
+    informs.
+    """
 
     is_active: bool
 
@@ -82,7 +85,7 @@ class Pressure(Protocol):
     priority_of: Callable[[str], int]
 
     def press(self) -> None:
-        """There is pressure."""
+        """Report pressure to the throttle."""
         ...
 
 
@@ -104,11 +107,11 @@ class ReadScheduler:
         self._slow_s = slow_s
         self._throttle = throttle
         self._turn_ms = turn_ms
-        # The end of this turn's reading; 0: it has not begun.
+        # When this turn stops reading; 0: the turn has not begun to read.
         self._until_ms = 0.0
         self._passed = 0
         self._held: dict[DeferredReader, list[bytes]] = {}
-        # Ordered by arrival, minus the advance of urgent topics; then by arrival.
+        # A heap, ordered by arrival minus the advance of urgent topics, then by arrival.
         self._waiting: list[tuple[float, int, float, DeferredReader]] = []
         # How long the last deferred input waited before it was read.
         self._waited_ms = 0.0
@@ -118,10 +121,10 @@ class ReadScheduler:
         self._reading_slow: asyncio.TimerHandle | None = None
 
     def takes(self, reader: DeferredReader, data: bytes, partial_since: float) -> bool:
-        """Whether to read `data` now; otherwise it is held, and `reader.take` gets it later.
+        """Whether to read `data` now. If not, `data` is held and passed to `reader.take` later.
 
-        `partial_since`: the start of the incomplete request that it continues, on the loop's clock,
-        seconds; 0 if it begins one.
+        `partial_since`: the start of the incomplete request that `data` continues, on the loop's
+        clock, seconds; 0 if `data` begins a request.
         """
         now_ms = monotonic_ms()
         if not self._until_ms:
@@ -148,7 +151,7 @@ class ReadScheduler:
         return not self._puts_off(reader, data, now_ms)
 
     def _end_turn(self) -> None:
-        """The input of all sockets has been delivered."""
+        """End the turn: the loop has delivered the input of all sockets."""
         self._until_ms = 0.0
         self._passed = 0
 
@@ -160,7 +163,7 @@ class ReadScheduler:
         return self._turn_ms
 
     def _puts_off(self, reader: DeferredReader, data: bytes, now_ms: float) -> bool:
-        """Hold input that would make the turn long; False if it is to be read now."""
+        """Hold input that would make the turn long. Returns False for input to read now."""
         if self.held_bytes > _HELD_MAX:
             return False
         ahead_ms = self._ahead_ms(reader, data)
@@ -181,7 +184,10 @@ class ReadScheduler:
         self._hold(reader, data)
 
     def put_back(self, reader: DeferredReader, data: bytes) -> None:
-        """Hold bytes that a reader could not process in time; they go behind the waiting ones."""
+        """Hold bytes that a reader could not parse in time.
+
+        They are read after all waiting input.
+        """
         self._held.setdefault(reader, []).insert(0, data)
         self.held_bytes += len(data)
         self.put_off += 1
@@ -191,7 +197,9 @@ class ReadScheduler:
             self._reading = reader.loop.call_soon(self._read_on)
 
     def _ahead_ms(self, reader: DeferredReader, data: bytes) -> float:
-        """The topic of the input, as far as the first bytes show it."""
+        """The advance of the input by its topic's priority, ms; 0 if the first bytes name no
+        topic.
+        """
         found = _REQUEST.match(data) or _TOPIC.match(reader.url)
         if found is None or self._throttle is None:
             return 0.0
@@ -202,11 +210,11 @@ class ReadScheduler:
         self.held_bytes += len(data)
 
     def holds(self, reader: DeferredReader) -> bool:
-        """Whether something of a connection is held."""
+        """Whether bytes of a connection are held."""
         return bool(self._held) and reader in self._held
 
     def forget(self, reader: DeferredReader) -> None:
-        """The connection is gone."""
+        """Drop the held bytes of a connection that is gone."""
         if self._held:
             self.held_bytes -= sum(map(len, self._held.pop(reader, ())))
 
@@ -243,7 +251,7 @@ class ReadScheduler:
             self._reading_slow = self._slow[0].loop.call_later(_PAUSE_S, self._read_slow)
 
     def release(self, reader: DeferredReader) -> None:
-        """Have the held bytes of a connection read, if there are any."""
+        """Pass the held bytes of a connection, if any, to its `take`."""
         pieces = self._held.pop(reader, None)
         if pieces is None:
             return

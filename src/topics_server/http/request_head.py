@@ -1,8 +1,8 @@
-"""Validates a request's head beyond what the parser checks. Pure.
+"""The checks of a request's head that the parser does not make. Pure.
 
-A head that two servers in a row could read differently is refused, never repaired: one host, one
-length, one coding, a target that is a path. `check_target` and `check_fields` raise `TopicsError`;
-how large a head may be is `Bounds`. Called by `http/connection`.
+A head that a proxy and this server could read differently is refused, never repaired: a head has
+one host, one length, one coding, and a path as its target. `check_target` and `check_fields` raise
+`TopicsError`. `Bounds` limits the size of a head. Called by `http/connection`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import KIB
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
-# Headers with one meaning: of two values, this server might believe one and a proxy the other.
+# Headers that may appear only once: of two values, this server might use one and a proxy the other.
 _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
     b"idempotency-key if-match last-event-id origin producer-id producer-epoch producer-seq "
@@ -29,7 +29,7 @@ _SAID_ONCE: Final = frozenset(
 )
 _TRACE: Final = b"traceparent"
 _SCHEME: Final = b"http://"
-# A path that is its own escaped form, without a query: nothing in it has to be parsed.
+# A path without escapes and without a query, which needs no parsing.
 _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 _SOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 
@@ -48,7 +48,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def too_long_target(bounds: Bounds) -> TopicsError:
-    """414."""
+    """The error 414."""
     most = bounds.url_bytes
     return TopicsError(
         Code.URI_TOO_LONG,
@@ -58,7 +58,7 @@ def too_long_target(bounds: Bounds) -> TopicsError:
 
 
 def too_large_fields(limit: str, most: int) -> TopicsError:
-    """431; `limit` names the setting."""
+    """The error 431; `limit` names the setting."""
     return TopicsError(
         Code.HEADERS_TOO_LARGE,
         f"the request's header fields exceed the limit of {most}",
@@ -77,7 +77,7 @@ def check_size(url: bytes, headers: Sequence[tuple[bytes, bytes]], bounds: Bound
 
 
 def size_of(headers: Sequence[tuple[bytes, bytes]]) -> int:
-    """Bytes of header fields as they were sent, without blanks around the values."""
+    """The sent bytes of header fields, without blanks around the values."""
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
@@ -87,7 +87,7 @@ def is_plain_target(url: bytes) -> bool:
 
 
 def upgrade_of(fields: Mapping[bytes, bytes]) -> bytes:
-    """The protocol that a head asks to change to, in lower case; empty if none."""
+    """The protocol that a head's `Upgrade` requests, in lower case; empty if none."""
     tokens = fields.get(b"connection", b"").lower().split(b",")
     if b"upgrade" not in [token.strip() for token in tokens]:
         return b""
@@ -101,14 +101,17 @@ def is_host(value: bytes) -> bool:
 
 
 def no_host() -> TopicsError:
-    """400: `Host` is no name with or without a port; the message does not repeat its value."""
+    """The error 400 for a `Host` that is no host, with or without a port.
+
+    The message does not repeat its value.
+    """
     return invalid("the Host header does not name a host", "Host")
 
 
 def check_once(headers: Sequence[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
-    """Refuse a field that must stand once and stands twice; `fields`: `headers` by their names.
+    """Refuse a head that repeats a field which may appear only once.
 
-    A trace that is sent twice counts as none: it is removed from `fields`.
+    `fields` are the `headers` by name. A `traceparent` that is sent twice is removed from `fields`.
     """
     if len(fields) == len(headers):
         return
@@ -126,7 +129,7 @@ def check_fields(
 ) -> None:
     """Refuse contradictory fields, or fields that leave the request's end open.
 
-    `fields` are the `headers` by their names.
+    `fields` are the `headers` by name.
     """
     check_once(headers, fields)
     host = fields.get(b"host")
@@ -140,7 +143,7 @@ def check_fields(
 
 
 def check_opening(method: bytes, version: str, fields: Mapping[bytes, bytes]) -> None:
-    """Refuse a WebSocket opening of another version, or with another upgrade."""
+    """Refuse a WebSocket opening with an unsupported version, or with another upgrade."""
     if fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields:
         raise invalid("a WebSocket handshake must not have a body")
     if method != b"GET" or version != "1.1":

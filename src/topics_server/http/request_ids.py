@@ -1,8 +1,8 @@
 """The request id: the client's own, or a new unique one.
 
-A request may bring an id (`X-Request-Id`), so that one id follows it through a proxy and programs;
-one that is odd is replaced. Every answer names it, refusals and streams included, and so does every
-line that is logged about a request. Used by `api/application`, `api/direct`,
+A client may send an id (`X-Request-Id`), so that one id follows the request through proxies and
+programs. An invalid id is replaced. Every answer holds the id, errors and streams included, and so
+does every log line about a request. Used by `api/front_door`, `api/direct`,
 `api/websocket/handlers`.
 """
 
@@ -20,8 +20,8 @@ NAME: Final = b"x-request-id"
 _WELL_FORMED: Final = re.compile(
     rb"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,%d}" % (REQUEST_ID_BYTES_MAX - 1)
 ).fullmatch
-# `NEW_ID % next_number()` is a new id. Its start is one per process, so that ids differ across
-# restarts too.
+# `NEW_ID % next_number()` is a new id. It starts with a value of this process, so that ids differ
+# across restarts, too.
 NEW_ID: Final = f"r{random_id(8)}.%x".encode("ascii")
 next_number: Final = itertools.count(1).__next__
 

@@ -1,8 +1,8 @@
 """A response of known length.
 
-The lines that differ between answers come last in a head: those of the answer, the request's id,
-the length of the body. All bytes before them are the same for each kind of answer. Both ways of a
-request (`api/application`, `api/direct`) render answers with this module.
+The lines that differ between answers come last in a head: the answer's own lines, the request's id,
+the length of the body. All bytes before them are the same for each kind of answer. `api/front_door`
+and `api/direct` both render answers with this module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from topics_server.http.request_ids import NAME as REQUEST_ID
 
 # Statuses of answers that have no body, not even an empty one.
 BODILESS: Final = (204, 304)
-# Below this gzip saves nothing worth its time.
+# For smaller bodies, gzip saves too little for its time.
 DEFLATED_BYTES_MIN: Final = 256
-# The last member of an answer; a record's object ends earlier.
+# Matches `performance` at the very end of an answer, where no member of a record can be.
 _PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
 _PERFORMANCE_BYTES_MAX: Final = 1024
 _ID: Final = b"%b" + REQUEST_ID + b": %b"
@@ -30,10 +30,10 @@ ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """One response; `headers` beside content type (empty: none), length and encoding.
+    """One response. `headers` are those besides content type (empty: none), length and encoding.
 
-    A handler may give its body in `pieces` instead. `varying`: header lines
-    (`lines_of`) whose values differ between answers of this kind.
+    A handler may pass the body as `pieces` instead. `varying`: header lines (`lines_of`) whose
+    values differ between answers of this kind.
     """
 
     status: int
@@ -72,7 +72,7 @@ def lines_of(*headers: tuple[bytes, bytes]) -> bytes:
 
 
 def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body of this size is compressed for the client of these headers."""
+    """Whether a body of this size is compressed for a client with these headers."""
     return size >= DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
 
 
@@ -87,9 +87,9 @@ def tell_of_kind(
 
 
 def last_lines(response: Response, size: int, request_id: bytes) -> bytes:
-    """The lines that only this answer has: its own lines, the request's id, the body's length.
+    """The lines that differ between answers: its own lines, the request's id, the body's length.
 
-    The last line without its end.
+    The last line has no line break.
     """
     if response.status in BODILESS:
         return _ID % (response.varying, request_id)
@@ -104,7 +104,7 @@ def tell_of_body(
     *,
     is_packed: bool,
 ) -> None:
-    """Add the headers of a body of `size` bytes, as it is sent."""
+    """Add the headers of a body that is sent with `size` bytes."""
     tell_of_kind(headers, response, is_packed=is_packed)
     for line in last_lines(response, size, request_id).split(b"\r\n"):
         name, _, value = line.partition(b": ")

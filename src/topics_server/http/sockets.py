@@ -1,10 +1,11 @@
 """The connection calls that a stream needs beyond ASGI `send`.
 
-It passes the same bytes directly to the transports of a thousand sockets, reads how much waits in
-the write buffer, sends a last frame although the buffer is full, and closes the connection. Our own
-connection is found through its `send`, a bound method. Under another server, or behind a host's
-middleware, which must not be bypassed, there is a `ForeignSend`: then every call here has no
-effect, and a task awaits each send. Used by `api/watch/send_queue`, `api/front_door`.
+A stream writes the same bytes directly to the transports of a thousand sockets, reads the size of
+the write buffer, sends a last frame although the buffer is full, and closes the connection.
+`Socket` finds a connection of this server through its `send`, a bound method. Under another server,
+or behind a host's middleware, which must not be bypassed, `send` is a `ForeignSend`: then every
+call here has no effect, and a task awaits each send. Used by `api/watch/send_queue`,
+`api/front_door`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-# Where a connection of ours says in a scope that it is one: `scope["extensions"]`.
+# The key in `scope["extensions"]` under which a connection of this server puts itself.
 EXTENSION: Final = "topics"
 
 
 def is_own_send(scope: MutableMapping[str, Any], send: Any) -> bool:
-    """Whether `send` is that of a connection of ours, and nothing stands in between."""
+    """Whether `send` is the method of a connection of this server, without a middleware between."""
     transport = (scope.get("extensions") or {}).get(EXTENSION)
     owner = getattr(send, "__self__", None)
     return transport is not None and getattr(owner, "transport", None) is transport
@@ -27,7 +28,7 @@ def is_own_send(scope: MutableMapping[str, Any], send: Any) -> bool:
 class ForeignSend:
     """The `send` of another server. Only tasks await it.
 
-    `end` makes `until_left` return: the stream is over, whatever its server says.
+    `end` makes `until_left` return, even if the server still reports the client as connected.
     """
 
     __slots__ = ("_ended", "_send")
@@ -37,15 +38,15 @@ class ForeignSend:
         self._ended = asyncio.Event()
 
     async def __call__(self, message: Any) -> None:
-        """Send a message, as ASGI has it."""
+        """Send an ASGI message."""
         await self._send(message)
 
     def end(self) -> None:
-        """There will be no more."""
+        """The stream sends no more messages."""
         self._ended.set()
 
     async def ended(self) -> None:
-        """Return when there will be no more."""
+        """Return when `end` was called."""
         await self._ended.wait()
 
 
@@ -79,11 +80,11 @@ class Socket:
     __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_write", "is_foreign")
 
     def __init__(self, send: Any) -> None:
-        # Each send is a task's: whether it waits, only that task knows.
+        # Each send is awaited by a task, which hides from this object whether the send waits.
         self.is_foreign = isinstance(send, ForeignSend)
         self._protocol: Any = getattr(send, "__self__", None)
         self._transport: Any = getattr(self._protocol, "transport", None)
-        # The one of an HTTP response, the other of a WebSocket.
+        # `_flow` exists for an HTTP response, `_writable` for a WebSocket.
         self._flow: Any = getattr(self._protocol, "flow", None)
         self._writable: Any = getattr(self._protocol, "writable", None)
         # The writing function, once the response has begun and its head is sent.
@@ -91,9 +92,9 @@ class Socket:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next send would wait; a WebSocket reports that itself.
+        """Whether the next send would wait. False for a WebSocket, whose `send` waits by itself.
 
-        For another server's connection this is unknown.
+        True under another server, where the answer is unknown.
         """
         if self.is_foreign:
             return True
@@ -119,20 +120,20 @@ class Socket:
         return self._write or self._first_writer()
 
     def _first_writer(self) -> Callable[[bytes], object] | None:
-        """The writing function; kept once the response has begun, as that is final."""
+        """The function that writes; stored once the response has begun."""
         protocol, transport = self._protocol, self._transport
         if not (protocol.handshake_complete if self._flow is None else protocol.is_chunked):
             return None
-        # A transport of ours may hold a head back, which goes first.
+        # `JoinedWrites` may hold a head back, which must be sent first.
         past = getattr(transport, "past", None)
         self._write = transport.write if past is None else past()
         return self._write or transport.write
 
     def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
-        """A writer of raw bytes, valid until `let_go` is called.
+        """A function that writes raw bytes, valid until `let_go` is called.
 
-        `let_go` is called once, when the socket is full or gone, before any other reaction. None if
-        nothing can be written now, or if the connection would not call it.
+        The connection calls `let_go` once, when the socket is full or gone, before anything else.
+        None if nothing can be written now, or if the connection does not support `let_go`.
         """
         if self.writer() is None or self._write is None or not hasattr(self._flow, "let_go"):
             return None
@@ -145,7 +146,7 @@ class Socket:
             self._flow.let_go = None
 
     def write(self, wire: bytes) -> bool:
-        """Hand over bytes as they go over the wire; False if they have to go through `send`."""
+        """Write bytes in their form on the wire. Returns False if the caller must use `send`."""
         writer = self.writer()
         if writer is None:
             return False
@@ -158,27 +159,27 @@ class Socket:
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def let_through(self) -> None:
-        """Accept all further bytes although the buffer is full: they are the last ones."""
+        """Accept all further bytes although the buffer is full; for the last bytes of a stream."""
         if self._flow is not None:
             self._flow.resume_writing()
         if self._writable is not None:
             self._writable.set()
 
     def close_within(self, seconds: float) -> None:
-        """Close once everything is sent, in `seconds` in any case."""
+        """Close once everything is sent, after `seconds` at the latest."""
         if self._transport is not None:
             self._transport.close()
             asyncio.get_running_loop().call_later(seconds, self._transport.abort)
 
     @property
     def is_kept(self) -> bool:
-        """Whether the connection is there for more behind this response."""
+        """Whether the connection stays open after this response."""
         return bool(getattr(self._protocol, "keep_alive", True))
 
     def end_with_connection(self) -> None:
         """End the body of a response by closing its connection: HTTP/1.0 has no chunks.
 
-        To be asked for before the response begins.
+        Call this before the response begins.
         """
         if hasattr(self._protocol, "end_with_connection"):
             self._protocol.end_with_connection()

@@ -1,10 +1,10 @@
 """Connection timeouts and the limit on connections.
 
-A connection knows its own times (`http/exchange/deadlines`). This module asks all connections, in
-slices, so that ten thousand of them never hold the loop up, and counts the results. The cap on
-connections keeps file descriptors for the store: at the cap idle connections are closed, and if
-none is idle the newest is refused. `server` runs it, from before recovery on; `api/context` passes
-it to connections.
+A connection keeps its own times (`http/exchange/deadlines`). This module checks all connections, in
+slices, so that ten thousand of them never block the loop, and counts the results. The cap on
+connections reserves file descriptors for the store: at the cap, idle connections are closed, and if
+none is idle, the newest is refused. `server` runs the checks, from before recovery on;
+`api/context` passes this object to connections.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import UNREAD_BYTES_MAX
 
 KINDS: Final = ("header", "body", "idle", "write", "linger")
-# How often all connections are checked, seconds; many connections less often. A check costs 5 us
-# each, and its part of the loop's time stays below this share, as long as no connection ends later
-# than this part of the shortest timeout after it is over.
+# How often all connections are checked, seconds; many connections are checked less often. Checking
+# one costs 5 us. The checks take at most `_LOOK_SHARE` of the loop's time, unless a connection
+# would then end later than `_LATE_SHARE` of the shortest timeout after its deadline.
 _LOOK_S: Final = 1.0
 _LOOK_COST_S: Final = 5e-6
 _LOOK_SHARE: Final = 0.0025
 _LATE_SHARE: Final = 0.25
-# Connections checked at once, at most, and for how long, ms; ending one takes some 40 us.
+# The most connections checked in one slice, and the longest slice, ms. Ending a connection takes
+# some 40 us.
 _SLICE: Final = 128
 _SLICE_MS: Final = 0.2
-# The clock is read after this many.
+# The clock is read after this many connections.
 _LOOKED: Final = 4
-# How long other tasks have the loop between two slices, seconds: a request takes several turns, and
-# should meet one slice of checks, not one in each turn.
+# The pause for other tasks between two slices, seconds. A request takes several loop turns, and
+# should be delayed by one slice of checks, not by one in each turn.
 _PAUSE_S: Final = 0.001
-# The part of the cap that is closed at once when the cap is reached: one in this many.
+# At the cap, one in this many connections is closed at once.
 _EVICTED_SHARE: Final = 16
 # A search for idle connections finds nothing new for this long, seconds.
 _EVICT_AGAIN_S: Final = 0.1
@@ -46,8 +47,8 @@ class TimeoutSettings(msgspec.Struct, frozen=True):
     """Connection timeouts in seconds.
 
     They limit a head, a body without progress, an idle connection, a client that does not read, and
-    a client that was told to leave. A body makes progress if `body_bytes_min` more bytes arrive in
-    `body_s`.
+    a client whose connection is being closed. A body makes progress if `body_bytes_min` more bytes
+    arrive in `body_s`.
     """
 
     header_s: float = 10.0
@@ -63,24 +64,24 @@ class TimedConnection(Protocol):
 
     @property
     def idle_rank(self) -> tuple[bool, float] | None:
-        """Whether it was ever used; since when the connection waits for a request, None if not."""
+        """Whether the connection was ever used, and since when it is idle. None if not idle."""
         ...
 
     def overdue(self, now: float, limits: TimeoutSettings) -> str | None:
-        """The kind of the timeout that the client has exceeded; None if none."""
+        """The kind of the timeout that the client has exceeded, or None."""
         ...
 
     def time_out(self, kind: str) -> None:
-        """End it."""
+        """End the connection."""
         ...
 
 
 class ConnectionTimeouts:
-    """The bounds of all connections, and counts of those that went beyond.
+    """The limits of all connections, and counts of the connections that exceeded them.
 
-    `timeouts` counts ended connections by kind, `evicted` closed idle ones, `refused` refused new
-    ones; `unread_bytes` is the total that clients leave unread; `most` is the cap (0: none), `open`
-    the number at the last check.
+    `timeouts` counts ended connections by kind, `evicted` counts closed idle ones, and `refused`
+    counts refused new ones. `unread_bytes` is the total that clients leave unread. `most` is the
+    cap (0: none); `open` is the number of connections at the last check.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class ConnectionTimeouts:
         self.refused = 0
         self.unread_bytes = 0
         self._evicted_at = -1.0
-        # Connections with unread bytes, the longest waiting first.
+        # Connections whose clients do not read, with the unread bytes; the longest waiting first.
         self._stuck: dict[TimedConnection, int] = {}
 
     def stuck(self, connection: TimedConnection, unread_bytes: int) -> None:
         """Note that a client does not read.
 
-        If too much is unread in total, the oldest are closed.
+        If too much is unread in total, the connections that wait longest are closed.
         """
         self.flows(connection)
         self._stuck[connection] = unread_bytes
@@ -113,12 +114,12 @@ class ConnectionTimeouts:
             oldest.time_out("write")
 
     def flows(self, connection: TimedConnection) -> None:
-        """Note that a client reads again, or is gone."""
+        """Forget the unread bytes of a client that reads again or is gone."""
         self.unread_bytes -= self._stuck.pop(connection, 0)
         assert self.unread_bytes >= 0
 
     def crowded(self, connections: Collection[Any], newest: TimedConnection) -> TopicsError | None:
-        """Close idle connections for the newest of these, or return why it is refused."""
+        """At the cap, close idle connections. Returns an error for `newest` if none is idle."""
         self.open = len(connections)
         if not self.most or self.open <= self.most or self._evict(connections, newest):
             return None
@@ -130,9 +131,9 @@ class ConnectionTimeouts:
         )
 
     def _evict(self, connections: Iterable[Any], newest: TimedConnection) -> bool:
-        """Close idle connections; returns whether there were any.
+        """Close idle connections. Returns whether there were any.
 
-        Unused ones first, then those that have been idle for longest.
+        Unused connections are closed first, then those that have been idle for longest.
         """
         now = asyncio.get_running_loop().time()
         if now - self._evicted_at < _EVICT_AGAIN_S:

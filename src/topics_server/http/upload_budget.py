@@ -1,10 +1,10 @@
 """The memory budget for request bodies being received. Pure.
 
 Owns one count of bytes for the whole server, by key. A body counts from its second reception until
-its request is answered; a body that arrives whole at once never does. If the total exceeds
-`max_bytes`, uploads are refused until it does not: of the key with the most bytes, the slowest
-upload. The slowest is the one that took the longest for its last `STEP_BYTES`; uploads with fewer
-bytes are refused only if their key has no others. A complete body is never refused.
+its request is answered; a body that arrives whole at once never does. While the total exceeds
+`max_bytes`, the slowest upload of the key with the most bytes is refused. The slowest is the upload
+whose last `STEP_BYTES` took longest; uploads with fewer bytes are refused only if their key has no
+others. A complete body is never refused.
 
 Invariant: `held_bytes` is the sum of the bytes of all uploads that began and have not ended. Called
 by `http/exchange/body_uploads` and `http/websocket`; held by `api/context`.
@@ -38,15 +38,16 @@ class Upload:
         # The key of the upload; None without a key.
         self.key = key
         self.bytes = 0
-        # Its size at its last step.
+        # The upload's size at its last step of `STEP_BYTES`.
         self.stepped_bytes = 0
         self.is_whole = self.is_ended = False
 
 
 class _Share:
-    """The uploads of one key: `bytes` of `count` uploads; the tables hold the incomplete ones.
+    """The uploads of one key: `bytes` of `count` uploads; the tables hold the incomplete uploads.
 
-    Each table has the upload with the oldest last step in front; `small` has those without a step.
+    In each table the upload with the oldest last step comes first. `small` holds the uploads
+    without a step.
     """
 
     __slots__ = ("bytes", "count", "large", "small")
@@ -61,7 +62,7 @@ class _Share:
         return next(iter(self.large), None) or next(iter(self.small), None)
 
     def take_out(self, upload: Upload) -> None:
-        """An upload can no longer be refused."""
+        """Remove an upload that can no longer be refused."""
         self.small.pop(upload, None)
         self.large.pop(upload, None)
 
@@ -76,7 +77,7 @@ class UploadBudget:
         self._shares: dict[object, _Share] = {}
 
     def is_greedy(self, key: object) -> bool:
-        """Whether more than half of the budget is used, and most of that by this key."""
+        """Whether more than half of the budget is used, and more than half of that by this key."""
         share = self._shares.get(key)
         return (
             share is not None
@@ -93,9 +94,9 @@ class UploadBudget:
         return upload
 
     def set_bytes(self, upload: Upload, count: int) -> None:
-        """An upload has this many bytes now.
+        """Set the received bytes of an upload.
 
-        Refuse as many uploads as necessary, maybe this one.
+        Refuses as many uploads as necessary, maybe this one.
         """
         share = self._shares[upload.key]
         grown = count - upload.bytes
@@ -110,7 +111,7 @@ class UploadBudget:
             self._make_room()
 
     def finish(self, upload: Upload) -> None:
-        """An upload is complete: it counts until it ends, and can no longer be refused."""
+        """Mark an upload as complete: it counts until it ends, but can no longer be refused."""
         if not upload.is_ended:
             upload.is_whole = True
             self._shares[upload.key].take_out(upload)

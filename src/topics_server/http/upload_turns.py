@@ -2,21 +2,21 @@
 
 The loop delivers the input of all sockets before anything else runs, up to 256 KiB each. While
 hundreds of clients send large bodies, every other client would wait for all of them. So a
-connection with a large upload stops reading and joins a line; `READING_MAX` connections of the
-lines read at a time. One that brings `LARGE_BYTES` at once goes back to the end of its line; so
-does one that was read for `READING_MS` while others wait, so that stalled uploads hold none up.
-Each key has its own line, and lines are served in turn, so that the uploads of one key do not keep
-others waiting.
+connection with a large upload stops reading and joins a line. Of all lines, `READING_MAX`
+connections read at a time. A connection that receives `LARGE_BYTES` at once goes back to the end of
+its line. So does a connection that has read for `READING_MS` while others wait, so that stalled
+uploads do not block others. Each key has its own line, and lines are served in turn, so that the
+uploads of one key do not keep others waiting.
 
-While the budget is short, reading a greedy key fast only refuses more of its uploads
+While the budget is nearly used up, reading a greedy key fast would only refuse more of its uploads
 (`http/upload_budget`). Then its connections do not read by themselves: one of them at a time is
-read for a share of `SHARE_BYTES`, with a rest of `REST_S` behind it, which leaves most of the loop
-to all other clients. Those that have sent nothing are passed, `ASKED_MAX` at a time, and cost a
-system call each. In `api/context`; called by `http/exchange/body_uploads` and `http/websocket`.
-Loop thread only.
+read for a share of `SHARE_BYTES`, followed by a rest of `REST_S`, which leaves most of the loop to
+all other clients. Connections that have sent nothing are skipped, up to `ASKED_MAX` at a time, at
+the cost of a system call each. Held by `api/context`; called by `http/exchange/body_uploads` and
+`http/websocket`. Loop thread only.
 
-Invariant: a reader is in one line and does not read, or in `_reading` and reads, or is in
-`_sharing` and is read in this very call, or in none of these. No line is empty.
+Invariant: a reader is in one line and does not read, or in `_reading` and reads, or in `_sharing`
+and is read in the current call, or in none of these. No line is empty.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Final, Protocol
 from topics_server.http.upload_budget import UploadBudget
 from topics_server.values.limits import KIB
 
-# Input that arrives at once, or is announced, from which a connection is read in turns.
+# A connection that receives or announces so many bytes at once is read in turns.
 LARGE_BYTES: Final = 64 * KIB
-# Connections of the lines that read at a time.
+# How many connections of all lines read at a time.
 READING_MAX: Final = 2
-# How long one of them reads while others wait, ms.
+# How long a connection reads while others wait, ms.
 READING_MS: Final = 3.0
-# How much of a connection of a greedy key is read at a time, and how many are asked for it.
+# Bytes read at a time from a connection of a greedy key, and the most connections tried in a row.
 SHARE_BYTES: Final = 64 * KIB
 ASKED_MAX: Final = 8
 # Seconds without reads of a greedy key: after one of its shares, and after a read without data.
@@ -42,11 +42,11 @@ VAIN_REST_S: Final = 0.005
 
 
 class UploadReader(Protocol):
-    """A connection; `upload_key` is the key of its upload, as far as it is known."""
+    """A connection whose reading can be stopped."""
 
     @property
     def upload_key(self) -> object:
-        """The key of its upload; None without a key."""
+        """The key of the connection's upload; None without a key."""
         ...
 
     def begin_turn(self) -> None:
@@ -58,7 +58,7 @@ class UploadReader(Protocol):
         ...
 
     def read_share(self, count: int) -> bool | None:
-        """Take up to `count` bytes without reading on; return whether bytes had arrived.
+        """Read up to `count` bytes, then stop again. Returns whether bytes had arrived.
 
         None: the client sends no more.
         """
@@ -66,11 +66,11 @@ class UploadReader(Protocol):
 
 
 class UploadTurns:
-    """Connections in line, in order of arrival, and those that read."""
+    """The connections that wait in lines, in order of arrival, and the connections that read."""
 
     def __init__(self, budget: UploadBudget | None = None) -> None:
         self._budget = budget or UploadBudget()
-        # By key; the key whose line was served the longest ago is the first.
+        # The lines by key. The key whose line was served longest ago comes first.
         self._lines: dict[object, dict[UploadReader, None]] = {}
         self._key_of: dict[UploadReader, object] = {}
         self._reading: dict[UploadReader, None] = {}
@@ -83,13 +83,13 @@ class UploadTurns:
         self._rotating: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """How many stand in line."""
+        """How many connections wait in a line."""
         return len(self._key_of)
 
     def wait(self, reader: UploadReader) -> None:
         """Stop a reader and put it at the end of its key's line."""
         if reader in self._sharing:
-            # It goes to the end of its line behind its share.
+            # After its share, the reader goes to the end of its line.
             return
         if reader in self._reading:
             self._end_turn(reader)
@@ -98,7 +98,7 @@ class UploadTurns:
         self._fill_soon()
 
     def leave(self, reader: UploadReader) -> None:
-        """A reader has finished its upload, or is gone: it reads freely."""
+        """A reader has finished its upload, or is gone: let it read without turns."""
         if reader in self._sharing:
             self._sharing.remove(reader)
             reader.begin_turn()
@@ -128,7 +128,10 @@ class UploadTurns:
             del self._lines[key]
 
     def _next_key(self, now_s: float) -> tuple[object] | None:
-        """The key of the line to serve; None if all wait for the rest of greedy ones."""
+        """The key of the line to serve; None if only greedy keys wait and must rest.
+
+        A tuple, as a key may be None.
+        """
         is_greedy = self._budget.is_greedy
         is_resting = now_s < self._greedy_at or any(
             is_greedy(it.upload_key) for it in self._reading
@@ -139,7 +142,7 @@ class UploadTurns:
         return None
 
     def _pop(self, key: object) -> UploadReader:
-        """The first reader of a line, which becomes the last of the lines."""
+        """Take the first reader of a line. The line becomes the last of the lines."""
         line = self._lines[key]
         reader = next(iter(line))
         self._remove(reader)
@@ -153,7 +156,7 @@ class UploadTurns:
             self._filling = asyncio.get_running_loop().call_soon(self._fill)
 
     def _fill(self) -> None:
-        """Let the first of the lines read, in place of those that have had their turn."""
+        """Let readers at the front of the lines read, up to `READING_MAX` at a time."""
         for handle in (self._filling, self._resting):
             if handle is not None:
                 handle.cancel()
@@ -179,19 +182,19 @@ class UploadTurns:
             self._resting = loop.call_later(rest_s, self._fill)
 
     def _read_share(self, key: object) -> None:
-        """Read a share of the first connection of a greedy key's line that has something."""
+        """Read a share of a greedy key's line: of its first connection that has received bytes."""
         rest_s = VAIN_REST_S
         for _ in range(min(ASKED_MAX, len(self._lines[key]))):
             reader = self._pop(key)
             self._sharing.add(reader)
             found = reader.read_share(SHARE_BYTES)
             if reader not in self._sharing:
-                # Its upload is whole: it has left.
+                # The upload is complete, and the reader has left.
                 rest_s = REST_S
                 break
             self._sharing.remove(reader)
             if found is None:
-                # It reads on, and finds that there is nothing more.
+                # The transport reads, and so finds the end of the connection.
                 reader.begin_turn()
             else:
                 self._append(reader)

@@ -1,10 +1,10 @@
 """One WebSocket connection over websockets' Sans-I/O protocol.
 
-`http/connection` hands a connection over with its opening; uvicorn knows the class by its public
-parameter `ws=`. The application sees ASGI: `receive` gives it whole messages, one at a time, and
-nothing more is read while one waits; `send` accepts, sends, closes or refuses. What is received
-counts in the upload budget, and is read in turns among large uploads, as request bodies are. An
-opening that is none, and a message that the budget refuses, are answered in the envelope.
+`http/connection` hands a connection over with its opening; uvicorn gets the class by its public
+parameter `ws=`. The application uses ASGI: `receive` returns whole messages, one at a time, and the
+connection stops reading while a message waits; `send` accepts, sends, closes or refuses. Received
+bytes count in the upload budget and are read in turns among large uploads, like request bodies. An
+invalid opening, and a message that the budget refuses, get the envelope as the answer.
 
 A closed connection is in no reference cycle, because the garbage collector does not examine old
 objects. Loop thread only.
@@ -46,39 +46,41 @@ _FAILED: Final = 1011
 TRY_AGAIN_LATER: Final = 1013
 # How long the peer has to answer a close frame, seconds.
 _CLOSE_S: Final = 10.0
-# So many bytes are read at a time, more in the middle of a long frame, until so much time is over.
+# The least and the most bytes parsed in one step, and the time after which parsing pauses. A long
+# frame is parsed in larger steps.
 _TAKEN_BYTES_MIN: Final = 512
 _TAKEN_BYTES_MAX: Final = 4 * KIB
 _TAKEN_MS: Final = 1.0
 
 
 class DisconnectedError(OSError):
-    """The application sends to a client that is gone; of the kind that ASGI names for it."""
+    """The application sends to a client that is gone. ASGI requires an `OSError` here."""
 
 
 class WebSocketConnection(asyncio.Protocol):
     """A WebSocket from its opening to its end.
 
-    `_incoming` counts the bytes of the message being received, `_whole` those of large messages
-    that wait in the queue or are in the application's hands.
+    `_incoming` counts the bytes of the message being received. `_whole` counts those of large
+    messages in the queue or with the application.
     """
 
     transport: Any
     scope: MutableMapping[str, Any]
-    # See `read_scheduler.DeferredReader`; a socket's is not looked at.
+    # See `read_scheduler.DeferredReader`; for a WebSocket it stays empty.
     url = b""
     handshake_complete = close_sent = disconnected = False
     _is_opened = False
     _incoming: Upload | None = None
     _whole: Upload | None = None
     _taken_bytes = 0
-    # Nothing more is read until the application takes its message.
+    # Whether reading is paused until the application takes a message.
     read_paused = False
-    # It is read in turn among large uploads; it waits for that now.
+    # Whether the connection is read in turns among large uploads; whether it waits for its turn.
     _takes_turns = _waits_turn = False
-    # Some received bytes are held for later turns; nothing is read meanwhile.
+    # Whether received bytes are held for later turns; reading is paused meanwhile.
     _is_behind = False
-    # The connection was refused: its bytes are dropped, so that the client can read the error.
+    # Whether an upload was refused: received bytes are dropped, so that the client can read the
+    # error.
     _is_refused = False
     _swallowed_bytes = 0
     _swallowed_at = 0.0
@@ -120,7 +122,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the parser, a generator that refers to what holds it."""
+        """Clean up: end the parser, a generator that is part of a reference cycle."""
         self._stop_pings()
         if self._close_timer is not None:
             self._close_timer.cancel()
@@ -144,7 +146,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server is going down."""
+        """The server is shutting down: close with 1012."""
         self._stop_pings()
         if not self.close_sent and self.handshake_complete:
             self._tell({"type": "websocket.disconnect", "code": _GOING_AWAY})
@@ -163,7 +165,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.writable.set()
 
     def _flush(self) -> None:
-        """Send what the protocol has to send."""
+        """Send the bytes that the protocol has ready."""
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     def _tell(self, message: MutableMapping[str, Any]) -> None:
@@ -184,9 +186,9 @@ class WebSocketConnection(asyncio.Protocol):
             self.take(data)
 
     def take(self, data: bytes) -> None:
-        """Parse the received bytes for about a millisecond; the rest in later turns.
+        """Parse the received bytes for about a millisecond, and hold the rest for later turns.
 
-        Each frame costs some microseconds, a ping its answer, however short it is.
+        Even the shortest frame costs some microseconds, and a ping also costs its answer.
         """
         door = self.door
         read_scheduler = None if door is None else door.read_scheduler
@@ -217,13 +219,13 @@ class WebSocketConnection(asyncio.Protocol):
             self._resume_reading()
 
     def eof_received(self) -> None:
-        """The client sends no more bytes: handle those that are held."""
+        """The client sends no more bytes: parse the bytes that are held."""
         read_scheduler = None if self.door is None else self.door.read_scheduler
         while read_scheduler is not None and read_scheduler.holds(self):
             read_scheduler.release(self)
 
     def _resume_reading(self) -> None:
-        """Read, unless something keeps the connection from it."""
+        """Resume reading, unless reading is paused for another reason."""
         if not (self.read_paused or self._waits_turn or self._is_behind):
             self.transport.resume_reading()
 
@@ -244,7 +246,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._is_text = opcode is Opcode.TEXT
             self.message = bytes(frame.data)
         elif opcode is Opcode.CONT:
-            # Fragments share one buffer: empty ones take no memory.
+            # Fragments share one buffer, so that empty fragments take no memory.
             if not isinstance(self.message, bytearray):
                 self.message = bytearray(self.message or b"")
             self.message += frame.data
@@ -259,7 +261,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._take_message()
 
     def _take_message(self) -> None:
-        """Hand a message over that is whole."""
+        """Queue a complete message for the application."""
         assert self.message is not None
         data, self.message = bytes(self.message), None
         size, door = len(data), self.door
@@ -290,7 +292,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _take_close(self) -> None:
         if self.close_sent:
-            # The peer has answered our close frame.
+            # This is the peer's answer to our close frame.
             if self._close_timer is not None:
                 self._close_timer.cancel()
                 self._close_timer = None
@@ -305,7 +307,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.close()
 
     def _end_unreadable(self) -> None:
-        """Close: the received bytes are no frame, or a message that the protocol forbids."""
+        """Close: the received bytes are no frame, or a frame that the protocol forbids."""
         closed = self.conn.close_sent
         assert closed is not None
         self._tell({"type": "websocket.disconnect", "code": closed.code, "reason": closed.reason})
@@ -316,11 +318,11 @@ class WebSocketConnection(asyncio.Protocol):
     # --- the opening ------------------------------------------------------------------------
 
     def _open(self, opening: Request) -> None:
-        """Let the application decide, or refuse a request that opens no WebSocket."""
+        """Pass the opening to the application, or refuse a request that is no handshake."""
         try:
             self.conn.process_request(opening)
         except InvalidHandshake as error:
-            # Not what its text says: that repeats headers, of which one may hold a key.
+            # Do not use the text of the error: it repeats headers, which may hold a key.
             name = error.name if isinstance(error, InvalidHeader) else None
             self._refuse_opening(invalid("this is not a WebSocket handshake (RFC 6455)", name))
             return
@@ -359,7 +361,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _answer_opening(
         self, status: int, headers: dict[str, str] | list[tuple[str, str]], body: bytes
     ) -> None:
-        """Answer an opening with something else than a WebSocket, and close."""
+        """Answer an opening with an HTTP response, and close."""
         fields = Headers(headers)
         fields.setdefault("Date", self.conn.reject(HTTPStatus.OK, "").headers["Date"])
         fields.setdefault("Connection", "close")
@@ -384,7 +386,7 @@ class WebSocketConnection(asyncio.Protocol):
                 self.transport.close()
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Receive the next message; the application no longer holds the one before."""
+        """Receive the next message. The bytes of the previous message no longer count."""
         if self._taken_bytes >= UPLOAD_STEP_BYTES and self._whole is not None:
             assert self.door is not None
             self.door.uploads.set_bytes(self._whole, self._whole.bytes - self._taken_bytes)
@@ -398,7 +400,7 @@ class WebSocketConnection(asyncio.Protocol):
         return message
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Accept, send, close or refuse, as ASGI has it; returns once there is room."""
+        """Accept, send, close or refuse, by the ASGI message. Waits until the buffer has room."""
         await self.writable.wait()
         if self.disconnected:
             raise DisconnectedError
@@ -486,7 +488,7 @@ class WebSocketConnection(asyncio.Protocol):
         return door.uploads.begin(self, key)
 
     def _count(self, door: Door) -> None:
-        """Count what there is of a message that is not whole; that may have it refused."""
+        """Count the received part of an incomplete message. The budget may then refuse it."""
         size = len(self.conn.reader.buffer) + len(self.message or b"")
         if not size or not self._is_opened or self.transport.is_closing():
             if self._incoming is not None:
@@ -499,7 +501,7 @@ class WebSocketConnection(asyncio.Protocol):
         door.uploads.set_bytes(self._incoming, size)
 
     def _wait_turn(self, door: Door) -> None:
-        """Be read in turn among large uploads, where there are many connections."""
+        """Read this connection in turns among large uploads from now on."""
         if not self.transport.is_closing():
             self._takes_turns = True
             door.upload_turns.wait(self)
@@ -535,7 +537,7 @@ class WebSocketConnection(asyncio.Protocol):
         return read_past(self.transport, count, self.data_received)
 
     def refuse_upload(self, error: TopicsError) -> None:
-        """Answer with `error`, close, and go on receiving for a while so that the client reads it.
+        """Answer with `error`, close, and keep receiving for a while so that the client reads it.
 
         The unfinished message is dropped.
         """
@@ -559,14 +561,14 @@ class WebSocketConnection(asyncio.Protocol):
             self._resume_reading()
 
     def _linger(self, until: float) -> None:
-        """Wait until the client sends no more, or for long enough; then close."""
+        """Close once the client has sent nothing for a while, or at `until`."""
         assert self.door is not None, "only a server with a budget refuses"
         idle_s = self.door.timeouts.limits.linger_s
         now = self.loop.time()
         if now >= until or (now - self._swallowed_at >= idle_s and not self._waits_turn):
             self.transport.abort()
         else:
-            # Without such a timer the end of the application closes at once.
+            # While this timer is set, the end of the application does not close the connection.
             self._close_timer = self.loop.call_later(idle_s, self._linger, until)
 
     def _swallow(self, count: int) -> None:

@@ -45,7 +45,7 @@ def _body_of(request: Request, shown: dict[str, Any], members: tuple[str, ...]) 
 
 
 async def put(state: ServerState, request: Request) -> Response:
-    """`PUT /v0/topics/{topic}/consumers/{consumer}`: make a consumer; one that exists stays.
+    """`PUT /v0/topics/{topic}/consumers/{consumer}`: make a consumer, unless it exists.
 
     `hold`, which lets the topic grow beyond its caps, needs `admin`.
     """
@@ -59,7 +59,7 @@ async def put(state: ServerState, request: Request) -> Response:
 
 
 def get(state: ServerState, request: Request) -> Response:
-    """`GET /v0/topics/{topic}/consumers/{consumer}`: where a consumer is."""
+    """`GET /v0/topics/{topic}/consumers/{consumer}`: the position of a consumer."""
     found = admit(state).consumer(request.name, consumer_of(request.below))
     return Response(200, render_json(_shown(found), request.elapsed_ms()))
 
@@ -77,7 +77,9 @@ def list_consumers(state: ServerState, request: Request) -> Response:
 
 
 async def commit(state: ServerState, request: Request) -> Response:
-    """`POST …/consumers/{consumer}/commit`: the reader has finished up to a seq."""
+    """`POST …/consumers/{consumer}/commit`: store that a reader has handled all records up to a
+    seq.
+    """
     store, consumer = admit(state), consumer_of(request.below)
     asked = decode_commit(request.body)
     found, moved = await store.commit_consumer(

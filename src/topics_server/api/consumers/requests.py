@@ -41,9 +41,9 @@ _HOLD_FIELDS: Final = _Hold.__struct_fields__
 
 
 class PutRequest(msgspec.Struct, frozen=True):
-    """A consumer as asked for. `start`: where a new one begins, None: at the head.
+    """The requested consumer. `start`: where a new consumer begins; None is the head.
 
-    `hold`: what caps leave to it, None: nothing; unset: as before.
+    `hold`: the records that caps keep for it; None ends the hold; unset leaves the hold unchanged.
     """
 
     start: int | None
@@ -51,7 +51,7 @@ class PutRequest(msgspec.Struct, frozen=True):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """A commit as asked for."""
+    """A requested commit."""
 
     seq: int
     rewind: bool
@@ -64,7 +64,7 @@ def consumer_of(below: tuple[str, ...]) -> str:
 
 
 def decode_put(body: bytes) -> PutRequest:
-    """The body of a `PUT`; an empty one asks for the defaults."""
+    """The body of a `PUT`; an empty body means the defaults."""
     sent = decode_body(_PUT, body or b"{}")
     start = sent.from_
     if isinstance(start, int):

@@ -1,8 +1,8 @@
 """The live routes: `GET …/live` opens a stream, `POST …/live` gives a ticket for it.
 
-A browser's `EventSource` sends no key. So a client that has one asks for a ticket by a POST of the
-stream's URL; the answer has the URL with the ticket. Called through the route table in
-`api/routes`; loop thread only.
+A browser's `EventSource` cannot send a key in a header. So a client with a key requests a ticket by
+a POST to the stream's URL; the answer holds the URL with the ticket. Called through the route table
+in `api/routes`; loop thread only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROOFS: Final = ("ticket", "token")
 
 
 async def stream(state: ServerState, request: Request) -> Answer:
-    """`GET /v0/topics/{topic}/live`, `GET /v0/live`: the events of topics as they come."""
+    """`GET /v0/topics/{topic}/live`, `GET /v0/live`: the events of topics as they happen."""
     check_accepts_stream(request.headers.get(b"accept"))
     sent = _decoded(state, request, request.headers.get(b"last-event-id"))
     await until_ready(state, request)
@@ -61,7 +61,7 @@ def issue_ticket(state: ServerState, request: Request) -> Response:
 
 
 def _decoded(state: ServerState, request: Request, last_id: bytes | None) -> LiveRequest:
-    """The request, all of which the caller may ask for. Raises `forbidden`."""
+    """The decoded request. Raises `forbidden` if the caller may not read all its topics."""
     sent = decode_live(request.query, request.name, last_id, state.settings)
     if sent.read_as is not None and sent.read_as.commits:
         check_scopes(request.caller, READ | WRITE)
@@ -73,7 +73,7 @@ def _decoded(state: ServerState, request: Request, last_id: bytes | None) -> Liv
 
 
 def _without_proof(query: str) -> list[str]:
-    """The parts of a query but `ticket` and `token`: of two tickets the server reads the first."""
+    """A query without `ticket` and `token`: of two tickets the server would read the first."""
     parts = query.split("&") if query else []
     return [part for part in parts if unquote_plus(part.partition("=")[0]) not in _PROOFS]
 

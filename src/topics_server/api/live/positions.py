@@ -1,7 +1,8 @@
 """Where a live stream begins in each topic: at its request's start, or at an event id.
 
-An id holds the positions of all topics that the stream followed when it was sent. So a topic that
-is not in it was created later, and is read from its beginning. Used by `stream`.
+An event id holds the positions of all topics that the stream followed when the id was sent. So a
+topic that is missing from the id was created later, and is read from its beginning. Used by
+`stream`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import U64_MAX
 
 _FIRST_EPOCH: Final = 1
-# The id of no topic: of a reader whose topic was dropped.
+# No topic has this id; it marks a reader whose topic was dropped.
 _NO_TOPIC_ID: Final = 0
 
 
@@ -52,7 +53,7 @@ async def started(
             except TopicsError as error:
                 if error.code is not Code.TOPIC_NOT_FOUND:
                     raise
-                # It was dropped meanwhile; the stream tells so.
+                # The topic was dropped meanwhile; the stream reports that.
         cursors[name] = Cursor(name, view.topic_id, view.epoch, seq)
     return cursors
 
@@ -63,11 +64,11 @@ def resumed(
     positions: Positions,
     is_followed: Callable[[str], bool],
 ) -> dict[str, Cursor]:
-    """The cursors of a stream that goes on behind an id.
+    """The cursors of a stream that continues behind an event id.
 
-    `is_followed`: whether a name has a prefix of the stream. A cursor in a topic that is gone tells
-    the stream to say so. Named topics that the id has no position in, and that do not exist, have
-    no cursor.
+    `is_followed` returns whether a name has a prefix of the stream. A cursor in a deleted topic
+    makes the stream report the deletion. A named topic that does not exist, and has no position in
+    the id, gets no cursor.
     """
     cursors = {name: Cursor(name, view.topic_id, view.epoch, 0) for name, view in views.items()}
     if isinstance(positions, dict):
@@ -75,7 +76,7 @@ def resumed(
         for name, seq in positions.items():
             view = views.get(name)
             if view is not None:
-                # The form by names means the first topic of a name only.
+                # The form with names refers only to the first topic of each name.
                 topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
                 cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, seq)
             elif name in topics or (named < NAMED_MAX and is_followed(name)):
@@ -87,13 +88,13 @@ def resumed(
     for view_name, view in views.items():
         if view.topic_id in kept:
             cursors[view_name].seq = by_topic[view.topic_id].seq
-    # Of topics that are gone; those that were awaited have epoch 0.
+    # Positions in deleted topics. A topic that was waited for has epoch 0.
     gone = (each.epoch for each in positions if each.epoch and each.topic_id not in kept)
     oldest = min(gone, default=U64_MAX)
     for name, view in views.items():
         if view.topic_id not in kept and oldest < view.epoch:
-            # One of them may be an earlier topic of this name: the reader learns that it was
-            # deleted, as its position says nothing of the new one.
+            # One of these positions may be in an earlier topic of this name. The reader is sent its
+            # deletion, because that position has no meaning in the new topic.
             cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
     if len(positions) >= len(topics):
         # The named topics come first in an id, in the order of the request.

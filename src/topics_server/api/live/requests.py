@@ -55,7 +55,7 @@ class LiveRequest(msgspec.Struct, frozen=True):
 def decode_live(
     query: bytes, topic: str, last_id: bytes | None, settings: ApiSettings
 ) -> LiveRequest:
-    """The request of a query; `topic` is the one in the path, if any.
+    """The request in a query; `topic` is the topic in the path, if any.
 
     `last_id`: the `Last-Event-ID` header, which wins over `cursor`. Raises `invalid_request` that
     names the parameter.
@@ -146,7 +146,7 @@ def _prefixes(sent: Mapping[str, str]) -> tuple[str, ...]:
 def _positions(sent: Mapping[str, str], last_id: bytes | None) -> Positions | None:
     """The positions of an id that the client has seen; None without one.
 
-    A bad one is refused: the stream would otherwise begin anew, and repeat records.
+    An invalid id is refused: otherwise the stream would begin anew, and repeat records.
     """
     last_id = (last_id or b"").strip()
     field = "Last-Event-ID" if last_id else "cursor"

@@ -1,10 +1,10 @@
-"""One live stream: its topics, those made later, its ids.
+"""One live stream: its topics, topics that are created later, and its ids.
 
-Nothing of it outlives its connection: each frame's id holds the positions in all topics, so any
-stream of the same URL goes on from it. A named topic that does not exist, or is deleted, is waited
-for. A prefix adds the topics that are created with it, up to the limit of topics; beyond it the
-stream says so, and takes one of the others when a topic is deleted. Loop thread only. Used by
-`handlers`.
+The server keeps nothing of a stream after its connection ends: each frame's id holds the positions
+in all topics, so any stream of the same URL can continue from that id. The stream waits for a named
+topic that does not exist or is deleted. A prefix adds the topics that are created with it, up to
+the limit of topics. Beyond the limit the stream reports the topics that it leaves out, and adds one
+of them when a topic is deleted. Loop thread only. Used by `handlers`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from topics_server.http.sockets import until_left
 
 
 class LiveStream:
-    """One GET. Its maker calls `free`, whether it was run or not."""
+    """One GET. The code that makes it calls `free`, whether or not `run` was called."""
 
     def __init__(self, state: ServerState, sent: LiveRequest, caller: Caller) -> None:
-        """Take a place. Raises `throttled`."""
+        """Take a slot. Raises `throttled`."""
         self._slot = ConnectionSlot(state, caller.key)
         self._state = state
         self._sent = sent
@@ -42,7 +42,7 @@ class LiveStream:
         self._stream: BroadcastStream | None = None
         most = state.settings.max_watch_topics
         self._topics = GrowingTopics(self._dispatcher, caller, sent.prefixes, most, {})
-        # Topics that the id of the client does not know.
+        # Topics that are missing from the client's event id.
         self._new: list[str] = []
 
     async def begin(self) -> None:
@@ -51,7 +51,7 @@ class LiveStream:
         topics = self._topics
         topics.watch()
         named = dict.fromkeys(sent.topics)
-        # Those that the client follows already come first.
+        # Topics that the client follows already come first.
         known = [] if positions is None else list(topics.known(positions))
         others = topics.choose(named, known)
         views = self._views([*named, *others])
@@ -65,14 +65,14 @@ class LiveStream:
         topics.cursors |= found
 
     def _views(self, names: Sequence[str]) -> dict[str, TopicView]:
-        """Those of these topics that exist."""
+        """The views of the topics that exist."""
         views = ((name, self._dispatcher.resolve(name)) for name in names)
         return {name: view for name, view in views if view is not None}
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Stream until the client disconnects or the stream ends."""
         stream = self._stream = self._fanout.open(
-            # The stream runs sends by hand: they must be coroutines.
+            # The stream steps through each send itself, so `send` must return coroutines.
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=self._sent.heartbeat_ms,
@@ -80,14 +80,15 @@ class LiveStream:
             on_gone=self._gone,
         )
         try:
-            # The head may have waited for its socket.
+            # Sending the head may have waited for the socket.
             if not self._caller.until_revoked(self._revoke):
                 self._revoke()
             elif self._state.phase != "ready":
                 stream.end(code=GOING_AWAY)
             else:
                 self._topics.renew_id()
-                # A client that loses the connection before the first frame goes on from here, too.
+                # Send an id at once, so that a client which loses the connection before the first
+                # frame resumes here.
                 stream.push(RETRY + self._topics.id_line())
                 read_as = self._sent.read_as
                 if read_as is not None and read_as.commits:
@@ -101,18 +102,18 @@ class LiveStream:
             stream.close()
 
     def _gone(self, name: str) -> None:
-        """The client was told that a topic is deleted."""
+        """The stream has reported that a topic was deleted."""
         stream, topics = self._stream, self._topics
         assert stream is not None
         stream.unfollow(name)
         if name not in self._sent.topics:
             topics.gone(name)
             return
-        # In the same place: an id has the named topics in their order.
+        # The new cursor takes the same place: an id has the named topics in their order.
         cursor = topics.cursors[name] = Cursor.waiting(name)
         topics.renew_id()
         stream.push(topics.id_line())
-        # Follows at once a topic that was created again meanwhile.
+        # If the topic was created again meanwhile, this follows it at once.
         stream.follow(cursor, self._sent.options)
 
     def _revoke(self) -> None:
@@ -121,6 +122,6 @@ class LiveStream:
             self._stream.end(REVOKED)
 
     def free(self) -> None:
-        """Give the place back."""
+        """Give the slot back."""
         self._topics.stop()
         self._slot.free()

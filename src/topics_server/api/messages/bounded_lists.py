@@ -1,8 +1,8 @@
 """Bounds lists and names in request bodies before decoding builds them. Pure.
 
 The decoder checks the length of an array only after it has built the array, and a megabyte of
-brackets is half a million objects. `check_items` counts the items of a long body's lists first; a
-short body cannot hold enough of them to matter, and costs nothing here. Called by the request
+brackets becomes half a million objects. So `check_items` counts the items of the lists in a long
+body first. It skips a short body, which cannot hold enough items to matter. Called by the request
 shapes of `api`.
 """
 
@@ -42,10 +42,10 @@ def check_items(
     most: Mapping[str, int],
     refusal: Refusal = too_many,
 ) -> None:
-    """Refuse a body in which one of these fields has more items than it may.
+    """Refuse a body in which one of these fields has too many items.
 
-    `decoder` leaves those fields as they were sent (`msgspec.Raw`). Raises the error that `refusal`
-    makes of the field and its bound, and `invalid_request` for a body that is not JSON.
+    `decoder` keeps those fields undecoded (`msgspec.Raw`). Raises the error that `refusal` returns
+    for the field and its bound, and `invalid_request` for a body that is not JSON.
     """
     if len(body) <= SHORT_BODY_BYTES_MAX:
         return
@@ -68,7 +68,10 @@ def check_members(body: bytes) -> None:
 
 
 def node_names(sent: str | list[str] | None, max_node_bytes: int) -> list[str]:
-    """The nodes of a filter, each once; raises `invalid_request` for too many or a long one."""
+    """The nodes in a filter, without repeats.
+
+    Raises `invalid_request` for too many or too long ones.
+    """
     match sent:
         case None:
             return []
@@ -84,7 +87,7 @@ def node_names(sent: str | list[str] | None, max_node_bytes: int) -> list[str]:
 
 
 def check_node(node: str, max_node_bytes: int, field: str = "node") -> None:
-    """Raise `invalid_request` for a node that is longer than any record's."""
+    """Raise `invalid_request` for a node that is longer than a record may have."""
     size = len(node.encode())
     if size > max_node_bytes:
         raise invalid(f"{field} has {size} bytes; the limit is {max_node_bytes}", field)

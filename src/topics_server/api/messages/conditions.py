@@ -1,8 +1,8 @@
 """Reads the condition of a write: the member `if` of its body, or the header `If-Match`. Pure.
 
-Unknown members are refused, unlike everywhere else: a condition that is not understood must not
-count as met. Its filter has no `Not`, as a writer states what it must not find. Called by the
-handlers of appends, deletes and topics, and by `api/websocket/commands`.
+Unknown members are refused, unlike everywhere else: an unknown condition must not be ignored. The
+filter of a condition has no `Not`, because the condition already names records that must not exist.
+Called by the handlers of appends, deletes and topics, and by `api/websocket/commands`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ class _If(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _Conditional(msgspec.Struct, gc=False):
-    """Any body: its condition as it was sent."""
+    """A body of any kind, of which only the undecoded condition is read."""
 
     if_: msgspec.Raw = msgspec.field(default=_ABSENT, name="if")
 
 
 _BOTH: Final = READ | WRITE
-# A tag of so many characters is within every limit.
+# A tag with at most this many characters is within every limit.
 _SHORT_TAG_CHARS: Final = 64
 _IF: Final = msgspec.json.Decoder(_If)
 _CONDITIONAL: Final = msgspec.json.Decoder(_Conditional)
 
 
 def topic_tag(epoch: int, head_seq: int) -> bytes:
-    """The entity tag of a topic: it changes with every record, and when the topic is made again."""
+    """The entity tag of a topic, which changes with every record, and when the topic is created
+    again.
+    """
     return b'"%d-%d"' % (epoch, head_seq)
 
 
@@ -63,7 +65,8 @@ def condition_of(
 ) -> Condition | None:
     """The condition of a request, from its body's `if` or from its header.
 
-    Raises `invalid_request`, and `forbidden` for a filter by a caller that may not read and write.
+    Raises `invalid_request`, and `forbidden` for a filter if the caller may not both read and
+    write.
     """
     if (
         isinstance(sent, SentCondition)
@@ -74,7 +77,7 @@ def condition_of(
         and caller.scopes & _BOTH == _BOTH
         and IF_MATCH not in headers
     ):
-        # One tag, as nearly every condition has it: `decode_condition` in place.
+        # The usual condition, one tag: `decode_condition` written out here.
         tag = TagLeaf((TagMatch(sent.none_match),))
         return Condition(none_match=tag, after=sent.after or 0)
     condition = None if sent is None else decode_condition(sent, max_node_bytes)
@@ -82,7 +85,7 @@ def condition_of(
         if condition is not None:
             raise invalid("if and If-Match are two conditions; give one", "if")
         condition = _of_header(headers[IF_MATCH])
-    # `check_condition_scopes` in place.
+    # `check_condition_scopes` written out here.
     wanted = None if condition is None else condition.none_match
     if wanted is not None and caller.scopes & _BOTH != _BOTH:
         check_scopes(caller, _BOTH)
@@ -92,7 +95,7 @@ def condition_of(
 def condition_of_body(
     body: bytes, headers: Mapping[bytes, bytes], caller: Caller, max_node_bytes: int
 ) -> Condition | None:
-    """`condition_of` a control-plane request."""
+    """The condition of a control-plane request; see `condition_of`."""
     sent = decode_json(_CONDITIONAL, body).if_ if body else _ABSENT
     return condition_of(bytes(sent) or None, headers, caller, max_node_bytes)
 
@@ -104,7 +107,7 @@ def check_condition_scopes(caller: Caller, condition: Condition) -> None:
 
 
 def decode_condition(sent: SentCondition | bytes, max_node_bytes: int) -> Condition | None:
-    """The condition of some JSON; None for null. Raises `invalid_request`."""
+    """The condition in this JSON; None for null. Raises `invalid_request`."""
     found: SentCondition | _If
     if isinstance(sent, SentCondition):
         found = sent

@@ -2,8 +2,8 @@
 
 A filter is an exact tag, `["tag"|"node", "Eq"|"In", …]`, `["tag", "Glob", "prefix*"]`,
 `["Or", filter, …]`, `["And", filter, …]` or `["Not", filter]`. Size, depth and the number of leaves
-are checked while it is read. Deletes and routers take less (`requests.tag_match`). Called by the
-request shapes of reads.
+are checked while it is read. Deletes and routers accept fewer forms (`requests.tag_match`). Called
+by the request shapes of reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMS: Final = (
 
 
 def decode_filter(sent: bytes | memoryview, max_node_bytes: int, where: str = "filter") -> Filter:
-    """The filter of some JSON. Raises `invalid_request` with the path of what is wrong."""
+    """The filter in this JSON. Raises `invalid_request` with the path of the invalid part."""
     if len(sent) > FILTER_BYTES_MAX:
         raise invalid(f"{where} has over {FILTER_BYTES_MAX} bytes", where)
     try:
@@ -38,7 +38,7 @@ def decode_filter(sent: bytes | memoryview, max_node_bytes: int, where: str = "f
 
 
 def filter_of(value: object, max_node_bytes: int, where: str) -> Filter:
-    """The filter of some JSON that was decoded. Raises `invalid_request`."""
+    """The filter in decoded JSON. Raises `invalid_request`."""
     # One tag, the most frequent filter, in either spelling.
     if isinstance(value, str):
         check_tag(value, where)
@@ -60,7 +60,7 @@ class _Parser:
         self._leaves = 0
 
     def parse(self, value: object, where: str, depth: int) -> Filter:
-        """A part of the filter."""
+        """Read one part of the filter."""
         if depth > FILTER_DEPTH_MAX:
             raise invalid(f"{where} is nested deeper than {FILTER_DEPTH_MAX} filters", where)
         match value:
@@ -96,7 +96,7 @@ class _Parser:
         raise invalid(f"{where} must be {_FORMS}", where)
 
     def _count(self, more: int, where: str) -> None:
-        """Refuse a list before its items are looked at."""
+        """Count the items of a list; refuse too many before any of them is read."""
         if self._leaves + more >= FILTER_LEAVES_MAX:
             raise invalid(f"a filter has at most {FILTER_LEAVES_MAX} leaves", where)
 

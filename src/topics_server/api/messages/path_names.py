@@ -1,10 +1,10 @@
 """Decodes the topic, router or stream name in a request path. Pure.
 
-A stream's path is the part behind the mount, percent-decoded. Paths that two servers in a row might
-read differently are refused: empty segments (so also a slash at the end), `.` or `..` in any
+A stream's path is the part behind the mount, percent-decoded. Paths that a proxy and this server
+might read differently are refused: empty segments (so also a slash at the end), `.` or `..` in any
 spelling, an escaped slash (`%2F`; a separator for one server and not for the other), `%` without
-two hexadecimal digits, invalid UTF-8, and control characters. Called by `api/application`,
-`api/streams/request_headers`.
+two hexadecimal digits, invalid UTF-8, and control characters. Called by `api/routing`,
+`api/front_door` and `api/streams/`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _no_path(rule: str, field: str) -> TopicsError:
 
 
 def names_below(raw_path: bytes) -> tuple[str, ...]:
-    """The names behind the topic in a view's path: the view's, and its query's if there is one."""
+    """The names behind the topic in a view's path: the view, and its query if the path has one."""
     return tuple(
         unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/")[5::2]
     )

@@ -1,7 +1,7 @@
 """Reads and writes the producer headers of a request. Pure.
 
-`Producer-Id`, `Producer-Epoch` and `Producer-Seq` come together or not at all (producer headers). A
-publish over WebSocket has the same three as fields. Called by `api/records/handlers`,
+`Producer-Id`, `Producer-Epoch` and `Producer-Seq` come together or not at all. A publish over
+WebSocket has the same three values as fields. Called by `api/records/handlers`,
 `api/websocket/commands`.
 """
 
@@ -37,12 +37,12 @@ def stamp_of(headers: Mapping[bytes, bytes]) -> ProducerStamp | None:
         if producer_id is epoch is seq:
             return None
         raise incomplete(_missing(headers), tuple(_SHOWN.values()))
-    # Blanks may follow a value: with them a value of any length would be cached.
+    # A value may end in blanks, so without this bound the cache would hold values of any length.
     name, number = _life_of(producer_id, epoch.strip())
     return ProducerStamp(name, number, _number(seq, SEQ))
 
 
-# For header values that a producer repeats.
+# Cached, because a producer repeats these header values.
 @lru_cache(maxsize=1024)
 def _life_of(producer_id: bytes, epoch: bytes) -> tuple[str, int]:
     try:
@@ -78,7 +78,7 @@ def stamp_of_fields(
 
 
 def incomplete(missing: str, names: tuple[str, ...]) -> TopicsError:
-    """400: some of the three are present, `missing` is not."""
+    """The error 400 for a request that has some of the three headers but lacks `missing`."""
     return invalid(f"send {', '.join(names)} together or not at all; {missing} is missing", missing)
 
 
@@ -89,7 +89,7 @@ def check_id(producer_id: str, field: str) -> None:
 
 
 def _number(value: bytes, name: bytes) -> int:
-    # In bytes these are ASCII digits only; a longer number could take long to parse.
+    # `isdigit` of bytes accepts ASCII digits only. A longer number could take long to parse.
     if value.isdigit() and len(value) < _UNBOUNDED_DIGITS:
         return int(value)
     value = value.strip()

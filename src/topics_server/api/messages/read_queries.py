@@ -23,7 +23,7 @@ def whole_number(sent: Mapping[str, str], name: str, default: int) -> int:
 
 
 def filter_of(sent: Mapping[str, str], max_node_bytes: int) -> Filter | None:
-    """All filters of the query; a record passes if each takes it."""
+    """All filters of the query; a record passes if every filter accepts it."""
     parts: list[Filter] = []
     if "tag" in sent:
         check_tag(sent["tag"], "tag")

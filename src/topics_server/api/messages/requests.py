@@ -1,10 +1,10 @@
 """Request shapes shared by routes: configuration, diff, delete, list cursors.
 
-Pure. Each is decoded once into the value the store takes, resolved and clamped. Unknown fields are
-ignored, wrong types are `invalid_request` with the field's path. A value with a documented clamp is
-clamped, never refused. An optional field without a default may be null; null for any other field is
-a wrong type. Called by `api/topics/handlers` and `api/records/handlers`; other shapes are made of
-its parts.
+Pure. Each request is decoded once, resolved and clamped, into the value that the store takes.
+Unknown fields are ignored, wrong types are `invalid_request` with the field's path. A value with a
+documented clamp is clamped, never refused. An optional field without a default may be null; null
+for any other field is a wrong type. Called by `api/topics/handlers` and `api/records/handlers`;
+other request shapes use its parts.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ConfigRequest(msgspec.Struct, frozen=True):
 class DeleteRequest(msgspec.Struct, frozen=True):
     """The records to delete: at least one of the first two fields is given.
 
-    `condition`: as it was sent.
+    `condition` is the undecoded JSON.
     """
 
     before_seq: int | None
@@ -204,7 +204,7 @@ def _check_other_topic(name: str | None, field: str, topic: str) -> None:
 
 
 def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadRequest, int]:
-    """A diff body (§3), clamped, and the shown members of records (`TAGS`, `META`, `DATA`)."""
+    """A diff body (§3), clamped, and the members of records to show (`TAGS`, `META`, `DATA`)."""
     check_items(body, _DIFF_LISTS, {"node": NODE_FILTER_IDS_MAX})
     sent = decode_body(_DIFF, body)
     _check_u64(sent, _DIFF_U64)
@@ -240,7 +240,7 @@ def _found(sent: _Diff, request: ReadRequest, max_limit: int, max_node_bytes: in
 def start_of(
     since: int | str | None, last: int | None, max_limit: int, *, has_seq: bool
 ) -> ReadStart | None:
-    """The start that `since` or `last` gives; `has_seq`: the request has another one."""
+    """The start that `since` or `last` gives. `has_seq`: the request also has a start as a seq."""
     if since is not None and last is not None:
         raise invalid("since and last are two starts; give one", "last")
     if since is None and last is None:
@@ -256,7 +256,7 @@ def start_of(
 
 
 def _read_as(consumer: str, sent: _Diff, request: ReadRequest) -> ReadRequest:
-    """The request as a consumer's read."""
+    """The read of a consumer that this request describes."""
     if request.start is not None:
         field = "since" if sent.last is None else "last"
         raise invalid(f"consumer and {field} are two starts; give one", field)
@@ -265,9 +265,9 @@ def _read_as(consumer: str, sent: _Diff, request: ReadRequest) -> ReadRequest:
 
 
 def consumer_of_stream(name: str | None, ack: str, other: str | None) -> ReadAs | None:
-    """The consumer at whose seq a stream begins; `other`: another start that the request has.
+    """The consumer at whose seq a stream begins. `other` names another start in the same request.
 
-    Raises `invalid_request` that names both, and for an `ack` that a stream does not know.
+    Raises `invalid_request` that names both starts, and for an `ack` that streams do not support.
     """
     if ack not in ("manual", "auto"):
         raise invalid("ack must be manual or auto", "ack")
@@ -281,7 +281,10 @@ def consumer_of_stream(name: str | None, ack: str, other: str | None) -> ReadAs 
 
 
 def consumer_name(name: str) -> str:
-    """A consumer's name: the characters of a topic's. Raises `invalid_request`."""
+    """A consumer's name, of the characters that a topic's name may have.
+
+    Raises `invalid_request`.
+    """
     if not is_topic_name(name):
         raise invalid(
             "a consumer name has 1 to 255 characters of A-Z a-z 0-9 . _ : - and starts with a "
@@ -319,7 +322,7 @@ def _not_three(where: str, _most: int) -> TopicsError:
 
 
 def tag_tuple(parts: list[msgspec.Raw], where: str) -> TagMatch:
-    """`["tag", "Eq"|"Glob", value]` of the field `where`, each part as it was sent."""
+    """`["tag", "Eq"|"Glob", value]` of the field `where`, with each part undecoded."""
     if len(parts) != MATCH_PARTS:
         raise _not_three(where, MATCH_PARTS)
     field, operator, value = map(_text, parts)
@@ -350,7 +353,7 @@ def _text(part: msgspec.Raw) -> str | None:
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """A whole body of one shape; raises `invalid_request` with the field's path."""
     value = decode_json(decoder, body)
-    # A body of depth n has at least 2n bytes: short ones need no look.
+    # A body of depth n has at least 2n bytes, so a short body needs no check.
     if len(body) > 2 * JSON_DEPTH_MAX and exceeds_depth(body):
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
     return value

@@ -1,8 +1,8 @@
 """Renders the responses of topics and routers as JSON bytes. Pure.
 
-Topic names need no escaping (their charset has nothing to escape), so responses are formatted as
-bytes; records come from the render cache as slices that hold the payloads verbatim. `performance`
-is measured: times in milliseconds, handed in by the handler. Called by `api/topics/handlers`,
+JSON need not escape any character of a topic name, so responses are formatted as bytes. Records
+come from the JSON cache as slices that hold the payloads verbatim. `performance` holds measured
+times in milliseconds, which the handler passes in. Called by `api/topics/handlers`,
 `api/records/handlers`, `api/routers/handlers`.
 """
 
@@ -48,7 +48,7 @@ def _write_performance(
 
 
 def render_json(value: dict[str, Any], total_ms: float) -> bytes:
-    """Any object with `performance` added: for answers off the hot path."""
+    """Render any object with `performance` added; for answers off the hot path."""
     assert "performance" not in value
     return _encode(value | {"performance": {"server_total_ms": round(total_ms, 3)}})
 
@@ -83,12 +83,15 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
 
 
 def with_condition_met(body: bytes) -> bytes:
-    """An answer to a write whose condition held; servers without `if` do not send this member."""
+    """Add `condition_met` to the answer to a write whose condition held.
+
+    Servers that do not support `if` never send this member.
+    """
     return b'{"condition":"met",%b' % body[1:]
 
 
 def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[bytes | memoryview]:
-    """The answer to a diff (§3) up to its performance, as parts to be joined."""
+    """The answer to a diff (§3) up to its `performance`, as parts to be joined."""
     parts: list[bytes | memoryview] = [b'{"topic":"%b","records":[' % name.encode("ascii")]
     for piece in page.pieces:
         for part in cache.slices(piece.block, piece.rows, shown):
@@ -122,7 +125,7 @@ def page_performance(total_ms: float, scanned: int, throttle_wait_ms: float = 0.
 
 def render_tombstone(gap: Gap, page: Page | BackwardPage) -> bytes:
     """A tombstone as JSON (§3.3)."""
-    # The range of a recreated topic that is read from its first record on is empty: 1 to 0.
+    # For a recreated topic that is read from its first record, the missed range is empty: 1 to 0.
     assert gap.gap_from <= gap.gap_to + 1
     return (
         b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,'
@@ -203,7 +206,7 @@ def render_config(config: TopicConfig) -> bytes:
             "dead_letter": config.dead_letter,
             "leases_durable": config.leases_durable,
         }
-        # A field of ours, beyond the contract: shown only if it is set.
+        # This field is not in the contract: it is shown only if it is set.
         | ({"lease_log": config.lease_log} if isinstance(config.lease_log, str) else {})
     )
 
@@ -320,7 +323,7 @@ def render_router_put(
 
 
 def render_router(state: RouterState, total_ms: float) -> bytes:
-    """A router's definition, and beyond the contract its progress and why it is stalled."""
+    """A router's definition, and (beyond the contract) its progress and why it is stalled."""
     fields = _definition(state.name, state.definition)
     fields |= {
         "forwarded_total": state.forwarded_total,

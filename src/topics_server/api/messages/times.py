@@ -15,12 +15,12 @@ _PLAIN: Final = re.compile(r"[0-9]{1,20}")
 _RFC_3339: Final = re.compile(
     r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?([Zz]|[+-]\d{2}:\d{2})"
 )
-# As `datetime` can do it, and as no log is older or younger.
+# A later time in milliseconds is lowered to this one, the largest int64.
 _MS_MAX: Final = U64_MAX >> 1
 
 
 def point_in_time(sent: str, field: str) -> Moment:
-    """The moment of a text. Raises `invalid_request` that names the field.
+    """The point in time that a text means, in ms. Raises `invalid_request` that names the field.
 
     `1793916000000`, `2026-11-05T10:00:00Z`, or `10m`: ten minutes before the read.
     """
@@ -37,7 +37,7 @@ def point_in_time(sent: str, field: str) -> Moment:
             whole_s = (at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
         except (ValueError, OverflowError):
             raise _refused(sent, field) from None
-        # A record of the same millisecond counts: a finer time is rounded up.
+        # Records of exactly this millisecond are included, so a finer time is rounded up.
         ms = -(-int((fraction or "0").ljust(9, "0")) // 1_000_000)
         return Moment(max(0, int(whole_s) * 1000 + ms))
     try:

@@ -1,9 +1,10 @@
 """Hides topics and routers that a key's prefixes do not cover. Pure.
 
-Neither content nor counts reveal a name outside the prefixes: lists skip it, their cursors are
-listed names, answers and errors leave it out. A router belongs to a key if its own name, its source
-and its destination all do. Called by the handlers of `topics`, `routers`, `probes`, `queues`; a
-caller without prefixes sees everything, at no cost.
+Neither content nor counts reveal a name outside the prefixes: lists skip such a name, their cursors
+are names that were listed, and answers and errors leave it out. A router belongs to a key if its
+own name, its source and its destination all do. Called by the handlers of topics, records, routers
+and WebSockets, and by `metrics_snapshot`; a caller without prefixes sees everything, and its
+requests cost nothing here.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def list_topics(
             after=after,
             page_size=max(1, room),
             touch=touch and room > 0,
-            # A hashed name may belong to another key, whatever its prefix.
+            # A name that is a hash may belong to another key, even if it has this prefix.
             keep=caller.may_name,
         )
         if not room:
@@ -93,7 +94,10 @@ def shown_state(caller: Caller, state: TopicState) -> TopicState:
 
 
 def check_config(caller: Caller, config: TopicConfig, within: str = "") -> None:
-    """Raise `forbidden` if a configuration names a topic outside; `within`: its field's path."""
+    """Raise `forbidden` if a configuration names a topic outside the prefixes.
+
+    `within` is the path of the configuration in the body.
+    """
     if caller.prefixes:
         for field in _CONFIG_TOPICS:
             name = getattr(config, field)
@@ -114,7 +118,10 @@ def sees_router(caller: Caller, name: str, definition: RouterDefinition) -> bool
 
 
 def check_router(caller: Caller, name: str, definition: RouterDefinition) -> None:
-    """Raise `forbidden` for an existing router that goes outside, without naming the target."""
+    """Raise `forbidden` for an existing router that uses a name outside the prefixes.
+
+    The error does not show that name.
+    """
     if not sees_router(caller, name, definition):
         raise TopicsError(
             Code.FORBIDDEN,

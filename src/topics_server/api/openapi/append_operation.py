@@ -15,7 +15,7 @@ from topics_server.values.errors import Code
 from topics_server.values.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": PRODUCER_NUMBER_MAX}
-# All three or none.
+# A request has all three headers or none.
 _PRODUCER: Final = (
     {
         "name": "Producer-Id",

@@ -1,9 +1,9 @@
 """Builds the OpenAPI 3.1 document. Pure.
 
-Held true by tests: its paths and methods are the route table's, its configuration fields and their
-defaults the decoder's, its error codes the table's of `problems`, real answers fit its schemas, and
-`docs/openapi.json` is this document. Served as `/v0/openapi.json`; `api/operate/reference` shows
-it.
+Tests compare it with the code: its paths and methods are those of the route table, its
+configuration fields and their defaults are those of the decoder, its error codes are those of
+`http/error_responses`, real answers fit its schemas, and `docs/openapi.json` is this document.
+Served as `/v0/openapi.json`; `api/operate/reference` shows it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def document_bytes(prefix: bytes = b"") -> bytes:
 
 @cache
 def document() -> Schema:
-    """The whole document; do not change it."""
+    """The whole document. Callers must not modify it."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -251,7 +251,7 @@ def _record_paths() -> Schema:
 
 _NO_QUEUE: Final = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE)
 _WORKS: Final = ("read", "write")
-# Verb, operation, summary, scopes and error codes of its own.
+# For each queue operation: verb, operation id, summary, scopes, and its own error codes.
 _VERBS: Final = (
     (
         "claim",
@@ -298,7 +298,7 @@ def _queue_paths() -> Schema:
         codes=(*READS, *_NO_QUEUE),
         parameters=page_queries(),
     )
-    # Last, because jobs come back only after some died.
+    # The last operation, because a redrive needs jobs that became dead letters.
     redrive = {path: posts.pop(path) for path in tuple(posts) if path.endswith("/redrive")}
     return {
         **posts,
@@ -522,7 +522,7 @@ def _server_paths() -> Schema:
 
 def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
     responses = {"200": answer("The state of the server.", ref(schema))}
-    # Without a key, unless TOPICS_PROBE_AUTH asks for one.
+    # Probes need no key, unless TOPICS_PROBE_AUTH requires one.
     return {
         "get": operation(operation_id, summary, responses, tag="server", scopes=None, codes=codes)
     }

@@ -1,9 +1,9 @@
 """The example requests and answers of the OpenAPI document. Pure.
 
-Sent in the order of the page to an empty server, each succeeds: one topic of type `queue` serves
-every operation of topics, records and queues, and the append makes it again after the drop. The
-released job exceeds `max_deliveries` and becomes a dead letter; the redrive undoes that. A test
-sends all examples. Used by `api/openapi/operations`.
+Sent to an empty server in the order of the page, each example succeeds: one topic of type `queue`
+serves every operation of topics, records and queues, and the append creates it again after the
+drop. The released job exceeds `max_deliveries` and becomes a dead letter; the redrive undoes that.
+A test sends all examples. Used by `api/openapi/operations`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, Final
 
 _NODE: Final = "worker-1"
 _QUEUE: Final = {"type": "queue", "max_deliveries": 1, "dead_letter": "jobs.dead"}
-# The reference page replaces it with the id of the last session; see `api/operate/reference`.
+# The reference page replaces this text with the id of the last session; see
+# `api/operate/reference`.
 WID: Final = "wid_of-the-last-session"
 
-# By the name of the parameter in the path.
+# Example values of path parameters, by name.
 IN_PATH: Final = {
     "topic": "jobs",
     "router": "events->audit",
@@ -28,7 +29,7 @@ IN_PATH: Final = {
     "consumer": "billing",
 }
 
-# By operation id.
+# Example bodies, by operation id.
 BODIES: Final[dict[str, Any]] = {
     "putTopic": _QUEUE | {"lease_ms": 30_000},
     "patchTopic": {"lease_ms": 60_000},
@@ -62,7 +63,8 @@ BODIES: Final[dict[str, Any]] = {
     "appendToStream": [{"note": "the second message"}, {"note": "the third"}],
 }
 
-# By operation id and name of the query parameter; all others stay empty, or have a default.
+# Example values of query parameters, by operation id and name. All other parameters stay empty or
+# have a default.
 IN_QUERY: Final = {
     "work": {"node": _NODE},
     "liveQuery": {"query": "all"},

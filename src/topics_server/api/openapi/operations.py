@@ -32,7 +32,7 @@ _CONNECTION: Final = (
 # Errors of every request that is not a probe: keys, scopes and caps are checked before its handler.
 _GUARDED: Final = (Code.UNAUTHORIZED, Code.FORBIDDEN)
 
-# Ways to send a key beside the header; streams only (§7.1, §10.8).
+# Other ways to send a key than the header; for streams only (§7.1, §10.8).
 _IN_URL: Final = {
     "token": "A key, only for development: URLs end up in logs and histories.",
     "ticket": "A ticket of `POST /v0/watch?ticket=true`: opens one stream once, within a minute. "
@@ -172,7 +172,7 @@ def operation(
     `scopes`: the scopes that a key needs; None if only `TOPICS_PROBE_AUTH` requires a key.
     `in_url`: other ways to send the key.
     """
-    # For every caller: a server without keys accepts only its own names (`Host`).
+    # Every caller may get this error: a server without keys accepts only its own names (`Host`).
     guarded = (Code.UNAUTHORIZED, Code.FORBIDDEN) if scopes is None else _GUARDED
     described: Schema = {
         "operationId": operation_id,
@@ -228,7 +228,7 @@ def _error_answers(codes: set[Code]) -> Schema:
 
 
 def refusal_of(codes: list[Code]) -> Schema:
-    """The envelope, with these codes and no other."""
+    """The envelope of an error with one of these codes."""
     named = {"properties": {"code": {"enum": [code.value for code in codes]}}}
     return {"allOf": [ref("Error"), {"type": "object", "properties": {"error": named}}]}
 

@@ -105,7 +105,7 @@ def list_of(items: Schema, **more: Any) -> Schema:
 
 
 def config_schema() -> Schema:
-    """The configuration of a topic, with every default."""
+    """The configuration of a topic, with the default of every field."""
     name = {"type": ["string", "null"], "default": None}
     return object_of(
         "",
@@ -149,7 +149,7 @@ def values_of(kind: type[TopicType | Discard | Durability | LossReason | Guarant
 
 
 def all_schemas() -> Schema:
-    """Every named schema, as `components.schemas` holds them."""
+    """Every named schema, for `components.schemas`."""
     return {
         "TopicConfig": config_schema(),
         "TopicConfigPatch": _config_patch(),
@@ -587,7 +587,7 @@ def _config_patch() -> Schema:
 
 
 def ignored_members() -> Schema:
-    """Unknown members of a body, as the answer lists them."""
+    """The list in an answer of unknown members of the body."""
     return list_of(text(maxLength=IGNORED_NAME_CHARS_MAX)) | {
         "maxItems": IGNORED_MEMBERS_MAX,
         "description": "Unknown members of the body; absent if there are none.",
@@ -595,6 +595,6 @@ def ignored_members() -> Schema:
 
 
 def all_of(properties: dict[str, Schema], optional: str = "") -> Schema:
-    """An object whose properties are required, but for the optional ones."""
+    """An object whose properties are required, except those in `optional`."""
     missable = optional.split()
     return object_of(" ".join(name for name in properties if name not in missable), **properties)

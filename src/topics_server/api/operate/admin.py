@@ -68,7 +68,7 @@ def _all_names(store: StorePort, request: Request) -> list[str]:
 
 
 def _checked(store: StorePort, request: Request, asked: list[str]) -> list[str]:
-    """The names, once each; raises for one that is invalid, not allowed or unknown."""
+    """The names, without repeats; raises for a name that is invalid, not allowed or unknown."""
     if len(asked) > SEAL_TOPICS_MAX:
         raise invalid(f"at most {SEAL_TOPICS_MAX} topics at once", "topics")
     for number, name in enumerate(asked):

@@ -1,7 +1,7 @@
 """The routes `POST /v0/admin/backup` and `GET /v0/admin/backup`.
 
-A backup goes into the folder of the settings; a request names no path. Plain functions of the
-server's state and one request; the body is not read. Called through the route table.
+A backup is written to the folder in the settings; a request cannot name a path. Plain functions of
+the server's state and one request; the body is not read. Called through the route table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics_server.values.storage_types import BackupState
 
 
 def start_backup(state: ServerState, request: Request) -> Response:
-    """`POST /v0/admin/backup`: begin a backup, or show the one that is under way."""
+    """`POST /v0/admin/backup`: begin a backup, or show the running one."""
     return _shown(200, _backups_for(state, request).begin(), request)
 
 
@@ -27,7 +27,11 @@ def show_backup(state: ServerState, request: Request) -> Response:
 
 
 def _backups_for(state: ServerState, request: Request) -> BackupsPort:
-    """Raises `forbidden` for a key of some topics, `not_found` without a folder for backups."""
+    """The service that makes backups.
+
+    Raises `forbidden` for a key with prefixes, and `not_found` if the settings have no backup
+    folder.
+    """
     admit(state)
     if state.backups is None:
         raise TopicsError(Code.NOT_FOUND, "there is no folder for backups: set TOPICS_BACKUP_DIR")

@@ -1,9 +1,9 @@
 """The console at `/console`: a page to look at topics and to act on them.
 
-Its files lie in the folder `console` of the package and need no build. The page asks the routes
-below `/v0` with the key that its user types in, so it can do what that key can do and no more. The
-content policy lets it load and call this server only. As open as the probes: the files show nothing
-that is not in this repository. Called through the route table in `api/routes`.
+Its files lie in the folder `console` of the package and need no build. The page calls the routes
+below `/v0` with the key that its user types in, so it can do only what that key allows. The content
+policy lets it load from and call this server only. Like the probes, the files need no key: they
+show nothing that is not in this repository. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _KINDS: Final = {
     ".css": b"text/css; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-# Files that the page loads. Names are compared with this list, never joined to a path unseen.
+# Files that the page loads. A name in a URL is looked up in this list before it is joined to a
+# path.
 FILES: Final = (
     "api.js",
     "console.css",

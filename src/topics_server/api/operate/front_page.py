@@ -1,7 +1,7 @@
 """The page at `/`, for a browser and for curl.
 
-As open as the probes: it shows nothing that is not in this repository. Called through the route
-table in `api/routes`.
+Like the probes, it needs no key: it shows nothing that is not in this repository. Called through
+the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"vary", b"accept"),
 )
-# A valid name of the server: only such a name is repeated on the page.
+# A valid host name: the page repeats the name in `Host` only if it has this form.
 _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
 _ABOUT: Final = "An event store behind plain HTTP: append, read from any position, delete by tag."
-# The README's first lines.
+# The first commands of the README.
 _LINES: Final = (
     """curl --json '{"records":[{"data":{"id":7},"tag":"order-7"}]}' %s/v0/topics/orders""",
     """curl --json '{"from_seq":0}' %s/v0/topics/orders/diff""",
@@ -73,7 +73,7 @@ pre {{ overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius
 
 
 def page(_state: ServerState, request: Request) -> Response:
-    """`GET /`: HTML for a client that asks for it by name, else text."""
+    """`GET /`: HTML if `Accept` names it, else text."""
     accept = request.headers.get(b"accept", b"").lower()
     host = request.headers.get(b"host", b"")
     origin = "http://" + (host.decode() if _HOST.fullmatch(host) else "localhost:4000")

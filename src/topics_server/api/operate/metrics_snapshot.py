@@ -1,8 +1,8 @@
 """Gathers the metrics snapshot of a scrape.
 
 Counters are copied. Facts that need a scan (topics, routers, leases, readers) are gathered in
-slices, between which the loop serves others, so the facts of one scrape are a few milliseconds
-apart. A thread sums up the files on disk. Called by `api/operate/probes`.
+slices. Other tasks run between the slices, so the facts of one scrape are a few milliseconds apart.
+A thread adds up the sizes of the files on disk. Called by `api/operate/probes`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY) -> Facts:
     """All facts of a scrape, in any phase.
 
-    Topics, routers and views only as far as the caller may see them.
+    Includes only the topics, routers and views that the caller may see.
     """
     store = state.store if state.phase != "replaying" else None
     progress = 1.0 if store is not None else min(1.0, max(0.0, state.progress()))
@@ -112,7 +112,7 @@ def _asked(source: Callable[[], T] | None) -> T | None:
 
 
 async def _last(steps: Iterator[int]) -> int:
-    """The last value of `steps`; other tasks run between steps."""
+    """The last value of `steps`. Other tasks run between the steps."""
     total = 0
     for so_far in steps:
         total = so_far
@@ -163,7 +163,7 @@ def _topic_facts(topic: TopicState) -> TopicMetrics:
 async def _consumer_metrics(store: StorePort, caller: Caller) -> tuple[list[ConsumerMetrics], bool]:
     """The lags and holds of the consumers that the caller may see, up to the bound of a block.
 
-    Also whether there are more.
+    Also returns whether there are more.
     """
     shown: list[ConsumerMetrics] = []
     for number, (topic, consumer, lag, held) in enumerate(store.consumer_lags(), 1):

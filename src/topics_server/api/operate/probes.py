@@ -26,7 +26,7 @@ def health(state: ServerState, request: Request) -> Response:
 
 
 def ready(state: ServerState, request: Request) -> Response:
-    """`GET /v0/ready`: whether requests are taken, and the reasons of a degraded state."""
+    """`GET /v0/ready`: whether the server takes requests, and the reasons of a degraded state."""
     if state.phase != "ready":
         raise refusal(state)
     store = state.store
@@ -54,12 +54,13 @@ async def metrics(state: ServerState, request: Request) -> Response:
     if wants_json(request.headers.get(b"accept")):
         values = await asyncio.to_thread(_as_values, facts)
         return Response(200, render_json(values, request.elapsed_ms()))
-    # A thousand topics take milliseconds to render: not on the loop.
+    # A thousand topics take milliseconds to render, so a thread does it, not the loop.
     return Response(200, await asyncio.to_thread(_as_text, facts), content_type=TEXT_TYPE)
 
 
-# Only a scrape needs the library, which brings an HTTP server. The server imports it when
-# it is ready, other hosts at the first scrape, on the thread that renders (decision 0260).
+# Only a scrape needs the metrics library, which contains an HTTP server. This server imports the
+# library once it is ready; under other ASGI servers the rendering thread imports it at the first
+# scrape (decision 0260).
 
 
 def _as_text(facts: Facts) -> bytes:

@@ -1,9 +1,9 @@
 """The API reference: the page at `/v0/docs`, its files, and the OpenAPI document.
 
 The page is Swagger UI, whose files an installed package carries (`swagger-ui-py`; its code is never
-imported); it reads `/v0/openapi.json` beside it. The page cannot load or call anything else: the
-content policy names this server only. As open as the probes, as it shows nothing that is not in
-this repository. Called through the route table in `api/routes`.
+imported); it reads `/v0/openapi.json`. The page cannot load or call anything else: the
+content policy names this server only. Like the probes, it needs no key: it shows nothing that is
+not in this repository. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _PAGE: Final = b"""<!doctype html>
 </body>
 </html>
 """
-# `validatorUrl`: otherwise the page would send the description to a foreign host. `send` handles
-# the operations that the page cannot show by itself: it ends an event stream after three seconds,
-# and it opens the WebSocket for one ping. The example of a session's id is replaced with the last
-# session made.
+# `validatorUrl` is off: otherwise the page would send the description to a foreign host. `send`
+# handles the operations that the page cannot show by itself: it ends an event stream after three
+# seconds, and it opens the WebSocket for one ping. The example of a session's id is replaced with
+# the id of the last session that the page made.
 _SCRIPT: Final = b"""const example = "%s";
 let session = example;
 
@@ -127,8 +127,8 @@ async def document(_state: ServerState, request: Request) -> Response:
     return Response(200, await asyncio.to_thread(_document, request.prefix))
 
 
-# Only a reader of the reference needs the document's modules: imported here, on a thread, a start
-# does without (docs/decisions/0260).
+# Only the reference needs the modules of the document. A thread imports them here at the first
+# request, so the server starts without them (docs/decisions/0260).
 
 
 def _document(prefix: bytes) -> bytes:

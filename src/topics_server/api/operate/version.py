@@ -1,4 +1,4 @@
-"""The installed version, for probes, metrics and pages. Read when it is first asked for."""
+"""The installed version, for probes, metrics and pages. Read at the first call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def server_version() -> str:
-    """The installed version; a tree that was never installed reports that."""
+    """The installed version, or `0+unknown` in a source tree that was never installed."""
     try:
         return version("topics-server")
     except PackageNotFoundError:

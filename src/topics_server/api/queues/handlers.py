@@ -1,10 +1,10 @@
 """Queue routes (§10): claim, ack, nack, extend, push stream, leases, redrive.
 
-Plain functions of the server's state and one request. Most claims and acks have no task: a claim is
-answered at once, an ack when its delete is committed; the others get a coroutine. A started ack,
-nack, extend or redrive continues when its client disconnects. A waiting claim ends when its client
-disconnects or loses its key; so does a push stream, whose jobs are released at once. Called through
-the route table in `api/routes`.
+Plain functions of the server's state and one request. Most claims and acks need no task: a claim is
+answered at once, an ack when its delete is committed. For all others the handler returns a
+coroutine. A started ack, nack, extend or redrive continues when its client disconnects. A waiting
+claim ends when its client disconnects or loses its key; so does a push stream, whose jobs are
+released at once. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.texts.key_list import READ, WRITE
 from topics_server.values.texts.query_string import parse_query
 
-# Returns when no answer may be sent any more.
+# An awaitable that returns when no answer may be sent any more.
 Gone = Callable[[], Awaitable[None]]
 Jobs = Sequence[LeasedJob] | FirstLeases
-# Makes the response of the claimed jobs, how many more are ready, and the ack in the same request.
+# Makes the response from the claimed jobs, the number of ready jobs left, and the ack in the same
+# request.
 Render = Callable[[Request, Jobs, int, AckResult | None], Response]
 
 _HEARTBEAT_MS: Final = 15_000
@@ -80,7 +81,7 @@ _NO_QUEUE: Final = error_frame(409, "the topic is no longer a queue")
 
 
 def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:
-    """The queues and the bounds of a request, if requests are taken now."""
+    """The queue service and the bounds of a request. Raises if the server takes no requests now."""
     admit(state)
     assert state.queues is not None, "ready means there are queues"
     return state.queues, state.settings
@@ -95,7 +96,7 @@ def claim(state: ServerState, request: Request) -> Response | Pending | Coroutin
 def _in_turn(
     state: ServerState, queues: QueueService, request: Request, asked: ClaimRequest, render: Render
 ) -> Response | Pending | Coroutine[Any, Any, Answer]:
-    """Claim now, or under pressure when it is the request's turn."""
+    """Claim now; under pressure, claim when it is the request's turn."""
     throttle = state.throttle
     if throttle.is_active and (throttle.is_backed_up or not throttle.passes(request.name)):
         if asked.wait_ms or queues.coalesces(request.name):
@@ -113,7 +114,7 @@ def _claim(
     request: Request,
     gone: Gone | None = None,
 ) -> Response | Pending | Coroutine[Any, Any, Answer]:
-    """Claim now; the coroutine waits, for as long as `gone` does not return."""
+    """Claim now, or return a coroutine that waits until `gone` returns."""
     name, ack = request.name, asked.ack
     if ack is None:
         done = queues.claim_at_once(
@@ -191,14 +192,18 @@ def _acked_and_claimed(
 
 
 async def _stays() -> None:
-    """The client of a claim that waits for nothing but its turn: its leases run out if it left."""
+    """Never returns.
+
+    A claim that waits only for its turn does not check its client: if the client left, its leases
+    expire.
+    """
     await asyncio.get_running_loop().create_future()
 
 
 def ack(state: ServerState, request: Request) -> Response | Pending | Coroutine[Any, Any, Answer]:
     """`POST /v0/topics/{topic}/ack`: complete jobs, which deletes them; `claim_next` takes others.
 
-    Under pressure an ack starts at once, and one with `claim_next` like a claim.
+    Under pressure an ack starts at once; an ack with `claim_next` waits for its turn like a claim.
     """
     queues, limits = _admitted(state)
     asked = decode_ack(request.body, limits)
@@ -300,7 +305,7 @@ async def leases(state: ServerState, request: Request) -> Response:
 async def work(state: ServerState, request: Request) -> Answer:
     """`GET /v0/topics/{topic}/work`: jobs as they come, at most `max` in flight.
 
-    During replay it waits, as a GET of a watch session does.
+    During replay the request waits, like the GET of a watch session.
     """
     check_accepts_stream(request.headers.get(b"accept"))
     asked = query_work(parse_query(request.query), state.settings)
@@ -308,7 +313,7 @@ async def work(state: ServerState, request: Request) -> Answer:
     queues = state.queues
     assert queues is not None, "ready means there are queues"
     topic, _ = await queues.queue(request.name)
-    # It may have waited for a change of the topic.
+    # Check again: the line before may have waited for a change of the topic.
     await until_ready(state, request)
     slot = ConnectionSlot(state, request.caller.key)
     if request.method == "HEAD":
@@ -339,7 +344,7 @@ class WorkerStream:
         self._topic = topic
         self._asked = asked
         self._caller = caller
-        # There while it runs.
+        # Set by `run`.
         self._push: Push
         self._stream: BroadcastStream
 
@@ -348,7 +353,7 @@ class WorkerStream:
         asked = self._asked
         fanout, _ = self._state.watching()
         stream = self._stream = fanout.open(
-            # The stream runs sends by hand: they must be coroutines.
+            # The stream steps through each send itself, so `send` must return coroutines.
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=_HEARTBEAT_MS,
@@ -363,8 +368,8 @@ class WorkerStream:
             tell=self._tell,
         )
         try:
-            # The head may have waited for its socket, and meanwhile the server may have begun to
-            # shut down.
+            # Sending the head may have waited for the socket. Meanwhile the server may have begun
+            # to shut down.
             if self._state.phase != "ready":
                 stream.end(at_once=True)
             elif not self._caller.until_revoked(self._revoke):
@@ -389,11 +394,11 @@ class WorkerStream:
         self._stream.push(b"".join([job_frame(name, job) for job in jobs]))
         await self._stream.flushed()
         if self._stream.is_over:
-            # It was not read for too long, and its connection may linger.
+            # The client did not read for too long. Its connection may stay open for a while.
             self._push.close()
 
     def _tell(self, error: TopicsError, is_last: bool) -> None:
-        """Send an error frame, and end the stream if it is the last one."""
+        """Send an error frame, and end the stream if the frame is the last one."""
         if error.code is Code.TOPIC_NOT_FOUND:
             frame = _NO_QUEUE
         else:

@@ -1,8 +1,8 @@
 """Request shapes of queue routes (§10).
 
-Pure. Each is decoded once, resolved and clamped as the contract says; wrong types are
-`invalid_request` with the field's path. A lease token that is none of ours matches no lease, so it
-is 0 here and no error. Called by `api/queues/handlers`.
+Pure. Each request is decoded once, resolved and clamped as the contract says; wrong types are
+`invalid_request` with the field's path. A lease token that this server did not make matches no
+lease: it is decoded to 0, and is no error. Called by `api/queues/handlers`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from topics_server.values.limits import (
 )
 from topics_server.values.model import TagMatch, is_topic_name
 
-# How long a claim may wait for its first job, and a nacked job for its next claim.
+# The longest wait of a claim for its first job, and of a nacked job for its next claim.
 CLAIM_WAIT_MS_MAX: Final = 30_000
 NACK_DELAY_MS_MAX: Final = 86_400_000
 
@@ -46,7 +46,7 @@ _U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 
 
 class QueueLimits(Protocol):
-    """The configured bounds of these requests, as `Settings` has them."""
+    """The configured bounds of these requests; `Settings` has them."""
 
     @property
     def max_claim(self) -> int:
@@ -55,12 +55,12 @@ class QueueLimits(Protocol):
 
     @property
     def max_node_bytes(self) -> int:
-        """The longest node."""
+        """The most bytes of a node's name."""
         ...
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """A claim by a node for up to so many jobs; `lease_ms`: None is the topic's setting.
+    """A claim of up to `max_jobs` jobs by a node. `lease_ms`: None is the topic's setting.
 
     `ack`: the jobs that the node completes in the same request.
     """
@@ -77,7 +77,8 @@ class HeldRequest(msgspec.Struct, frozen=True):
 
     `error`: the reason of a nack, cut to `NACK_ERROR_BYTES_MAX`; empty without one. `lease_ids`:
     one for each seq, if the node names the lease of each job. `no_more`: the push streams of these
-    jobs are to deliver no others. `claim_next`: the claim that an ack brings, with this ack in it.
+    jobs must not deliver more jobs. `claim_next`: the claim in the same request as an ack; it holds
+    this ack.
     """
 
     node: str
@@ -93,8 +94,8 @@ class HeldRequest(msgspec.Struct, frozen=True):
 class RedriveRequest(msgspec.Struct, frozen=True):
     """The dead letters to move back: by seqs, by tag, or (neither) all of them.
 
-    `source`: the topic that holds them, None for the queue's own dead-letter topic. Only those
-    behind `after_seq`, at most `max_jobs`.
+    `source`: the topic that holds them, None for the queue's own dead-letter topic. Moves only dead
+    letters behind `after_seq`, at most `max_jobs`.
     """
 
     source: str | None
@@ -152,7 +153,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """The lists of a body, as they were sent."""
+    """The lists of a body, undecoded."""
 
     seqs: msgspec.Raw = _ABSENT
     lease_ids: msgspec.Raw = _ABSENT
@@ -160,7 +161,7 @@ class _Lists(msgspec.Struct, gc=False):
 
 
 class _AckLists(msgspec.Struct, gc=False):
-    """The ack of a claim, as it was sent."""
+    """The ack of a claim, undecoded."""
 
     ack: msgspec.Raw = _ABSENT
 
@@ -322,7 +323,7 @@ def _lease_ids(sent: _Completed, where: str = "") -> list[int] | None:
 
 
 def _check_lists(body: bytes, limits: QueueLimits, where: str = "") -> None:
-    """Refuse a body with too many items, before it is built."""
+    """Refuse a body with too many items before the items are decoded."""
     if len(body) <= SHORT_BODY_BYTES_MAX:
         return
     most = {"seqs": limits.max_claim, "lease_ids": limits.max_claim, "match": MATCH_PARTS}
@@ -357,7 +358,7 @@ def _seqs(seqs: list[int], limits: QueueLimits, where: str = "") -> list[int]:
 def _node(node: str, limits: QueueLimits) -> str:
     if not node:
         raise invalid("node must not be empty", "node")
-    # A character has at most four bytes. Lone surrogates never reach this: bodies and queries are
+    # A character has at most four bytes. A lone surrogate cannot occur here: bodies and queries are
     # UTF-8.
     if 4 * len(node) > limits.max_node_bytes:
         check_node(node, limits.max_node_bytes)

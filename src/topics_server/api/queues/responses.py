@@ -1,8 +1,7 @@
 """Responses and stream frames of queue routes (§10). Pure.
 
-A job is encoded once, as a member of a claim's answer or as a `job` event of a push stream; its
-`data` and `meta` are copied verbatim; bytes are base64, as in a diff. Called by
-`api/queues/handlers`.
+A job is a member of a claim's answer, or a `job` event of a push stream. Its `data` and `meta` are
+copied verbatim; bytes are base64, as in a diff. Called by `api/queues/handlers`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def render_claimed(
     throttle_wait_ms: float = 0.0,
     acked: AckResult | None = None,
 ) -> bytes:
-    """The answer to a claim (§10.2); `acked`: the result of the ack in it."""
+    """The answer to a claim (§10.2). `acked`: the result of the ack in the same request."""
     return b'{"topic":"%b",%b%b,"performance":{"server_total_ms":%.3f,"throttle_wait_ms":%.3f}}' % (
         name.encode("ascii"),
         render_jobs(jobs, ready),
@@ -70,7 +69,7 @@ def render_claimed(
 
 
 def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
-    """The members of an answer that tell of claimed jobs, without braces around them."""
+    """The members of an answer for its claimed jobs, without the braces around them."""
     if isinstance(jobs, FirstLeases):
         members = _render_first(jobs)
     else:
@@ -114,7 +113,7 @@ def job_frame(name: str, job: LeasedJob) -> bytes:
 
 
 def render_acked(name: str, done: AckResult, total_ms: float, claimed: bytes = b"") -> bytes:
-    """The answer to an ack (§10.4); `claimed`: the members of the claim that it brought."""
+    """The answer to an ack (§10.4). `claimed`: the members for the claim in the same request."""
     counts = done.counts
     return (
         b'{"topic":"%b",%b,"ready":%d,"in_flight":%d%b,"performance":'
@@ -143,7 +142,7 @@ def _ack_members(done: AckResult) -> dict[str, Any]:
 
 
 def _reasons(skipped: Sequence[int], reasons: Sequence[SkipReason]) -> dict[str, Any]:
-    """By seq, why it was skipped; absent if none was."""
+    """The reason of each skipped seq; empty if none was skipped."""
     if not skipped:
         return {}
     return {"reasons": {str(seq): why for seq, why in zip(skipped, reasons, strict=True)}}

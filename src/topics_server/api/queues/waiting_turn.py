@@ -1,8 +1,8 @@
-"""A request that waits for its turn under pressure, and begins then.
+"""A request that waits for its turn under pressure.
 
-It has no task: the throttle begins it, so that its work counts against the slice that begins it.
-`begin` must not wait for `request.gone`: a connection that holds a request whole has none. Called
-by `api/queues/handlers`.
+It has no task. The throttle calls `begin`, so that the work counts towards the throttle's current
+slice. `begin` must not wait for `request.gone`: on the direct way `gone` never returns. Called by
+`api/queues/handlers`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Begin = Callable[[Request], "Answer | Pending | Coroutine[Any, Any, Answer]"]
 class WaitingTurn:
     """A request in the wait queue; `begin` answers it once it has its turn.
 
-    It and its callback refer to each other: it drops finished parts at once, because the garbage
-    collector does not examine old objects.
+    This object and its callback refer to each other. It drops finished parts at once, because the
+    garbage collector does not examine old objects.
     """
 
     def __init__(self, state: ServerState, request: Request, begin: Begin) -> None:
@@ -75,7 +75,8 @@ class WaitingTurn:
             response: Response = answer()
             return response
         finally:
-            # An error refers to the frames that it passed, and they would refer to it.
+            # Break a cycle: an error refers to the frames that it passed, and `answer` in them
+            # refers to the error.
             del answer
 
 

@@ -1,7 +1,7 @@
 """Plain reads: the records of a topic by `GET`, forwards or backwards, and one record by its seq.
 
-A closed range can be validated again by its ETag; an open one is never stored. Called through the
-route table in `api/routes`.
+A client can revalidate a closed range by its ETag; it must not store an open range. Called through
+the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ async def _backward(
 def _is_current(
     store: StorePort, name: str, before: tuple[int, int], page: Page | BackwardPage, mark: RangeMark
 ) -> bool:
-    """Whether the page is of the state that the mark tells.
+    """Whether the page shows the state that the mark describes.
 
-    Blocks may have come from the disk since it was planned. With the tag of a later state it would
-    be validated for good, with records that were deleted meanwhile.
+    Reading blocks from disk takes time, in which records may be deleted. If the page got the tag of
+    that later state, a client's copy with the deleted records would stay valid for ever.
     """
     return store.dead_slots(name) == before and page.earliest_seq == mark.earliest_seq
 
@@ -132,7 +132,7 @@ def _answer(
 ) -> Response:
     tombstone = b"null" if page.gap is None else render_tombstone(page.gap, page)
     if as_lines:
-        # Every line is a record, so all other facts are in the headers.
+        # Every line is a record, so headers carry all other facts.
         head = orjson.dumps({"epoch": page.epoch, **facts})
         lines = [line for record in records for line in (record, b"\n")]
         marks: Headers = ((b"topics-page", head), (b"topics-tombstone", tombstone))
@@ -156,8 +156,8 @@ def _lag(page: Page | BackwardPage) -> int:
 def _ends(pieces: Sequence[Piece]) -> tuple[int, ...]:
     """The seqs and the times of a page's first and last record.
 
-    A start or an end in time moves the seqs. A store that was restored or begun anew may give the
-    same seqs to other records, at another time.
+    With a start or an end in time, the seqs of the range change. A store that was restored or begun
+    anew may give the same seqs to other records, at other times.
     """
     if not pieces:
         return ()
@@ -172,7 +172,7 @@ def _ends(pieces: Sequence[Piece]) -> tuple[int, ...]:
 
 
 def _each(pieces: Iterable[Piece], shown: int, cache: JsonCache) -> Iterable[bytes | memoryview]:
-    """Every record by itself."""
+    """Every record as JSON, one by one."""
     for piece in pieces:
         for row in piece.rows:
             yield b"".join(cache.slices(piece.block, (row,), shown))
@@ -189,8 +189,9 @@ async def get_record(state: ServerState, request: Request) -> Response:
     if page is None or found is None:
         raise _no_record(request.name, seq, page)
     block, row = found.block, found.rows[0]
-    # Weak, because the answer also has the topic's head; so it is no tag for If-Match. The time
-    # distinguishes records of a store that was restored or begun anew.
+    # The tag is weak, because the answer also has the topic's head. So it cannot serve `If-Match`.
+    # The time in the tag tells apart records with the same seq, from before and after a restore of
+    # the store.
     tag = b'W/"%d-%d-%d"' % (page.epoch, seq, block.times[row])
     if _has(request, tag):
         return Response(304, b"", _closed(tag))
@@ -225,7 +226,7 @@ def _no_record(name: str, seq: int, page: Page | None) -> TopicsError:
 
 
 def _prefers_lines(request: Request) -> bool:
-    """Whether the client asks for lines of JSON, with no lower weight than for a JSON page."""
+    """Whether the client accepts lines of JSON, with at least the weight of a JSON page."""
     weights = accept_weights(request.headers.get(b"accept", b""))
     lines = max(weights.get(kind, 0.0) for kind in _LINE_TYPES)
     return lines > 0 and lines >= weights.get(b"application/json", 0.0)
@@ -242,7 +243,7 @@ def _etag(request: Request, mark: RangeMark, shape: tuple[object, ...]) -> bytes
 
 
 def _has(request: Request, tag: bytes) -> bool:
-    """Whether the client has this state of the resource already."""
+    """Whether the client already has the resource in this state."""
     sent = request.headers.get(b"if-none-match")
     if sent is None:
         return False

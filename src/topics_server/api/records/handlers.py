@@ -2,8 +2,8 @@
 
 Plain functions of the server's state and one request; each returns one response or raises
 `TopicsError`. A started append or delete continues when its client disconnects; a long-poll ends.
-`append` and `diff` answer at once or once a write is decided; a request that has to wait for more
-gets a coroutine. Called through the route table in `api/routes`.
+`append` and `diff` answer at once or once a write is decided; for a request that has to wait for
+more, they return a coroutine. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from topics_server.values.texts.query_string import parse_query
 
 
 class _Append(msgspec.Struct, frozen=True, gc=False):
-    """An append as asked for."""
+    """A decoded append request."""
 
     decoded: DecodedAppend
     key: str | None
@@ -63,7 +63,7 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
 def _asked_append(
     state: ServerState, request: Request, decoded: DecodedAppend | None = None
 ) -> _Append:
-    """A decoded append request; `decoded`: its body with its trace, if it was decoded already."""
+    """Decode an append request. `decoded`: the body with its trace, if it was decoded already."""
     query, headers = request.query, request.headers
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
     producer = None if PRODUCER_FIELDS.isdisjoint(headers) else stamp_of(headers)
@@ -85,7 +85,7 @@ def _asked_append(
 def _check_of(
     state: ServerState, request: Request, sent: SentCondition | bytes | None
 ) -> ConditionCheck | None:
-    """The check of the condition that a request has, if it has one."""
+    """The check of the request's condition; None without a condition."""
     most = state.settings.max_node_bytes
     condition = condition_of(sent, request.headers, request.caller, most)
     if condition is None:
@@ -97,7 +97,7 @@ def _appended(request: Request, asked: _Append, done: Appended) -> Response:
     lines = b"" if asked.producer is None else receipt_lines(asked.producer, done)
     if done.repeat is not None:
         return Response(204, b"", varying=lines)
-    # `Request.elapsed_ms` in place.
+    # `Request.elapsed_ms` written out here.
     total_ms = monotonic_s() * 1000 - request.started_ms
     body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
     if asked.check is not None:
@@ -115,7 +115,7 @@ def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any
         admit(state)
         waiting = _WaitingAppend(state, request)
         return Pending(waiting.when_resolved, waiting.answer)
-    # A request that passes the wait queue must not wait for the group of this turn either.
+    # A request that the throttle lets through at once must not wait for this turn's group either.
     return _begin_append(state, request, flush_now=is_in_turn)
 
 
@@ -138,7 +138,7 @@ def _begin_append(
                 check=asked.check,
             )
         except UndecidedError:
-            # Nothing was done; the slow way waits for what the decision needs.
+            # The attempt changed nothing. The slow way waits until the condition can be decided.
             pass
     if appending is None:
         return _append_slowly(state, request, asked)
@@ -153,7 +153,7 @@ def _begin_append(
 async def _append_slowly(
     state: ServerState, request: Request, asked: _Append | None = None
 ) -> Response:
-    """An append that waits for more than its write: to be decoded, for its topic, for its turn."""
+    """An append that waits for its decoding, its topic or its turn, and then for its write."""
     store = admit(state)
     body = request.body
     decoded = None if asked is None else asked.decoded
@@ -189,19 +189,19 @@ async def _append_slowly(
 
 
 def _must_run(state: ServerState, body: bytes) -> bool:
-    """Whether an append must not be refused under pressure; raises the errors of decoding it."""
-    # The name may occur anywhere in the body; few bodies have it, and only those are decoded before
-    # their turn.
+    """Whether the throttle must not refuse this append. Raises the errors of decoding it."""
+    # Look for the name anywhere in the body. Few bodies contain it, and only those are decoded
+    # before their turn.
     if b'"disable_backpressure"' not in body:
         return False
     return decode_append(body, max_records=state.settings.max_batch_records).disable_backpressure
 
 
 class _WaitingAppend:
-    """An append that waits for its turn and is started then.
+    """An append that starts when its turn comes.
 
-    It and its callback refer to each other: it drops finished parts at once, because the garbage
-    collector does not examine old objects.
+    This object and its callback refer to each other. It drops finished parts at once, because the
+    garbage collector does not examine old objects.
     """
 
     def __init__(self, state: ServerState, request: Request) -> None:
@@ -251,7 +251,8 @@ class _WaitingAppend:
         try:
             return answer()
         finally:
-            # An error refers to the frames that it passed, and they would refer to it.
+            # Break a cycle: an error refers to the frames that it passed, and a local variable in
+            # them refers to the error.
             del answer
 
 
@@ -293,7 +294,7 @@ async def _diff_slowly(state: ServerState, request: Request) -> Response:
 async def _for_consumer(
     state: ServerState, request: Request, asked: ReadRequest, read_as: ReadAs
 ) -> ReadRequest:
-    """A consumer's read from where the client is, else from where the consumer is.
+    """A consumer's read: from the seq that the client presents, else from the consumer's position.
 
     With `ack: auto` the seq that the client presents is committed first.
     """

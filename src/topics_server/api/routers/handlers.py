@@ -25,7 +25,7 @@ from topics_server.values.texts.query_string import parse_query
 
 
 def _admitted(state: ServerState) -> Routers:
-    """The routers, if requests are taken now."""
+    """The routers. Raises if the server takes no requests now."""
     admit(state)
     assert state.routers is not None, "ready means there are routers"
     return state.routers
@@ -79,7 +79,7 @@ async def drop_router(state: ServerState, request: Request) -> Response:
 
 
 def _check_known(routers: Routers, request: Request) -> None:
-    """Raise `forbidden` if the existing router of this name goes outside of the caller's names."""
+    """Raise `forbidden` if the existing router uses a name that the caller may not use."""
     if not request.caller.prefixes:
         return
     try:

@@ -40,7 +40,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """The lists of a body, as they were sent."""
+    """The lists of a body, undecoded."""
 
     filter: msgspec.Raw = _ABSENT
 

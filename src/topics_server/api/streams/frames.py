@@ -1,8 +1,8 @@
 """Server-sent events of a stream: `data`, then `control`. Pure.
 
-JSON streams send arrays, text streams text, all others base64. Messages of one page are one event:
-a byte stream has no boundaries within, and an array keeps its own. Invalid UTF-8 in a text stream
-becomes U+FFFD, even if it is one character that two appends share and that is read in two pages.
+JSON streams send arrays, text streams text, all others base64. The messages of one page are one
+event: a byte stream has no message boundaries, and a JSON array keeps them. Invalid UTF-8 in a text
+stream becomes U+FFFD, even where two appends share a character and their pages are read one by one.
 Called by `api/streams/live_reader`.
 """
 
@@ -20,7 +20,7 @@ from topics_server.streams.offsets import text_of
 from topics_server.streams.values import StreamPage, StreamView
 
 _HEADERS: Final[Headers] = (
-    # Clients of this protocol compare the whole value.
+    # Clients of this protocol compare the whole content type, so it has no parameters.
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
     (b"connection", b"keep-alive"),
@@ -60,12 +60,13 @@ def data_frame(page: StreamPage) -> bytes:
 
 
 def _data_line(line: bytes) -> bytes:
-    # A reader removes one blank, so one is added if the line begins with a blank of its own.
+    # A reader removes one blank at the start of a line, so a line that begins with a blank gets one
+    # more.
     return b"data:%b%b\n" % (b" " if line[:1] == b" " else b"", line)
 
 
 def control_frame(page: StreamPage, cursor: int) -> bytes:
-    """The next offset, and whether there is, or will be, more."""
+    """The event with the next offset, and whether the reader is up to date or the stream closed."""
     at = text_of(page.next)
     control: dict[str, object] = {"streamNextOffset": at}
     if page.is_closed:

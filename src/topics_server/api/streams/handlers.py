@@ -65,7 +65,7 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 def _admitted(state: ServerState) -> Streams:
-    """The streams, if requests are taken now."""
+    """The stream service. Raises if the server takes no requests now."""
     admit(state)
     assert state.streams is not None, "ready means there are streams"
     return state.streams
@@ -85,12 +85,12 @@ async def _turn(state: ServerState, request: Request) -> None:
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    """`PUT {mount}/{path}`: create a stream, or find an equal one."""
+    """`PUT {mount}/{path}`: create a stream, or accept an existing one that is equal."""
     streams = _admitted(state)
     mount = request.prefix.decode("latin-1") + state.settings.streams_path
     asked = create_asked(request.headers, request.body, mount)
     if asked.fork is not None:
-        # A fork lets its owner read the records of the source.
+        # A fork also needs the right to read, because it shows the records of its source.
         check_scopes(request.caller, READ)
         check_name(request.caller, asked.fork.source_path, "Stream-Forked-From")
     await _turn(state, request)
@@ -109,7 +109,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 def _url(request: Request, mount: str) -> bytes:
-    """The stream's URL as its client sees it; a proxy in front may report TLS."""
+    """The stream's URL from the client's view. A proxy in front may report TLS."""
     path = stream_url_path(mount, request.name).encode("ascii")
     host = request.headers.get(b"host")
     if host is None:
@@ -132,7 +132,7 @@ def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any
 
 
 async def _append_slowly(state: ServerState, request: Request) -> Response:
-    """An append that waits for more than its write, or a close."""
+    """A close, or an append that waits not only for its write."""
     streams = _admitted(state)
     if request.body:
         asked = append_asked(request.headers)
@@ -157,7 +157,7 @@ def _appended(done: StreamAppended, status: int) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """`DELETE {mount}/{path}`: drop a stream with everything in it."""
+    """`DELETE {mount}/{path}`: drop a stream with all its messages."""
     streams = _admitted(state)
     check_unconditional(request.headers)
     await streams.delete(request.name)
@@ -168,7 +168,7 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 def read(state: ServerState, request: Request) -> Answer | Coroutine[Any, Any, Answer]:
-    """`GET {mount}/{path}`: a page of a stream, now or once there is one; or its events."""
+    """`GET {mount}/{path}`: a page of a stream, at once or by long-poll, or its events."""
     streams = _admitted(state)
     if request.method == "HEAD":
         return _head(streams.head(request.name))
@@ -185,7 +185,7 @@ def read(state: ServerState, request: Request) -> Answer | Coroutine[Any, Any, A
 
 
 async def _read_slowly(state: ServerState, request: Request) -> Answer:
-    """A read that waits, of more than is in memory, or without an end."""
+    """A read that waits, that needs the disk, or that has no end (events)."""
     streams = _admitted(state)
     asked = read_asked(request.query)
     await _turn(state, request)
@@ -208,7 +208,7 @@ async def _read_slowly(state: ServerState, request: Request) -> Answer:
 def _caught_up(
     state: ServerState, request: Request, asked: ReadAsked, page: StreamPage
 ) -> Response:
-    """A page without waiting."""
+    """A page, without waiting for records."""
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
     headers = (keeping(is_final=page.is_closed, is_private=state.keys.is_on),)
@@ -251,7 +251,7 @@ def _whole(
 
 
 def _head(view: StreamView) -> EventStream:
-    """The headers of a stream; a HEAD's answer does not have the length of a body."""
+    """The headers of a stream. The answer to a HEAD has no Content-Length."""
     sent_headers: Headers = (
         (b"content-type", view.content_type.encode("latin-1")),
         _NO_STORE,
@@ -292,7 +292,8 @@ def _page(
     state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: bytes
 ) -> Response:
     body = body_of(page)
-    # A compressed response adds this header itself, as does one for a page of a listed origin.
+    # A compressed response adds `accept-encoding` itself, and a response to a listed origin adds
+    # `origin`.
     vary = [] if wants_gzip(len(body), request.headers) else [b"accept-encoding"]
     origins = state.settings.allowed_origins
     if origins and request.headers.get(b"origin") not in origins:
@@ -311,7 +312,7 @@ def _page(
 async def _wait(
     state: ServerState, request: Request, streams: Streams, asked: ReadAsked
 ) -> Response:
-    """A long-poll: the records there are, or those that arrive in time; 204 if there are none."""
+    """A long-poll: the records that exist, or those that arrive in time; 204 if there are none."""
     page = None
     at = asked.at
     if at is None:
@@ -352,7 +353,7 @@ async def _follow(
     page = await _read(state, request, streams, asked)
     if is_resumed and page.is_closed and not page.datas:
         return Response(204, b"", (_NO_STORE, *page_headers(page), offset_header(page.next)))
-    # It may have been waited for.
+    # Check again: reading the page may have waited.
     admit(state)
     slot = ConnectionSlot(state, request.caller.key)
     follower = Follower(state, streams, request.name, page, asked.cursor, request.caller)

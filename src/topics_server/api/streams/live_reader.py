@@ -5,9 +5,9 @@ reader holds at most one page, and a reader that takes no bytes for the write ti
 disconnected. Comments keep the connection alive between pages.
 
 The response ends when the stream is closed (the last event reports it), is deleted or no longer
-holds the reader's position (the next request reports it), when its time is up (so that readers of
-the same stream come together again behind a cache), when the key is revoked, or when the server
-shuts down. It always ends with the last chunk, so that a client sees a whole response. Used by
+holds the reader's position (the next request reports it), when its time is up (so that a cache can
+join the readers of a stream again), when the key is revoked, or when the server shuts down. It
+always ends with the last chunk, so that the client gets a complete response. Used by
 `api/streams/handlers`.
 """
 
@@ -33,11 +33,11 @@ _HEARTBEAT_MS: Final = 15_000
 
 
 class StalledError(Exception):
-    """The reader takes nothing."""
+    """The reader took no bytes for the write timeout."""
 
 
 class Follower:
-    """One reader; the first page was read already."""
+    """One reader. Its first page was read before."""
 
     __slots__ = (
         "_caller",
@@ -70,7 +70,7 @@ class Follower:
         self._cursor = cursor_after(cursor, now_ms(), random_u64())
         self._caller = caller
         self._heartbeat_ms = heartbeat_ms
-        # There while it runs.
+        # Set by `run`.
         self._ended: asyncio.Event
         self._send: Send
         self._socket: Socket
@@ -83,7 +83,8 @@ class Follower:
         leaving = asyncio.ensure_future(left(receive))
         ending = asyncio.ensure_future(self._ended.wait())
         moving = self._state.next_phase()
-        # The head may have waited for its socket, and meanwhile other events may have come.
+        # Sending the head may have waited for the socket. Meanwhile the phase or the key may have
+        # changed.
         if self._state.phase != "ready" or not self._caller.until_revoked(self._ended.set):
             self._ended.set()
         try:
@@ -106,7 +107,7 @@ class Follower:
                 waiting.cancel()
 
     async def _tell(self) -> None:
-        """Send pages as they come, until the stream is closed or the time is up."""
+        """Send pages as they arrive, until the stream is closed or the time is up."""
         until_ms = monotonic_ms() + self._state.settings.streams_sse_ms
         page, self._page = self._page, None
         try:

@@ -1,7 +1,7 @@
 """Pages of a stream as HTTP responses: body, ETag, caching, cursor. Pure.
 
-A page's tag covers its records (records of a range can only disappear, so their number is part of
-it) and its headers about the end of the stream. A page at the end of a closed stream may be cached
+A page's tag identifies its records and its headers about the end of the stream. A range can only
+lose records, so their number is part of the tag. A page at the end of a closed stream may be cached
 for a minute; at the end of an open stream it must be revalidated. Called by `api/streams/handlers`,
 `api/streams/frames`.
 """
@@ -17,15 +17,15 @@ from topics_server.streams.offsets import text_of
 from topics_server.streams.values import Position, StreamPage, StreamView
 
 _TRUE: Final = b"true"
-# Start of the count of cursors, 2024-10-09T00:00:00Z, and the duration of each.
+# Cursors count intervals since 2024-10-09T00:00:00Z; the second value is the length of an interval.
 _CURSOR_EPOCH_MS: Final = 1_728_432_000_000
 _CURSOR_MS: Final = 20_000
-# A client that already has the current cursor gets one from the next hour.
+# A client that already has the current cursor gets a random cursor of the next hour.
 _CURSORS_AHEAD: Final = 3_600_000 // _CURSOR_MS
 
 
 def body_of(page: StreamPage) -> bytes:
-    """The messages: a JSON array of them, or their bytes."""
+    """The messages as a JSON array, or their joined bytes."""
     if page.view.is_json:
         return b"[%b]" % b",".join(page.datas)
     return b"".join(page.datas)
@@ -60,7 +60,7 @@ def life_headers(view: StreamView) -> Headers:
 def tag_of(page: StreamPage, start: Position | None) -> bytes:
     """The entity tag of a page after `start`; None is the beginning.
 
-    It is weak: compressed or not, the page is the same.
+    The tag is weak, because the page has the same tag compressed and not compressed.
     """
     return tag_of_range(page, start, len(page.datas))
 
@@ -86,7 +86,8 @@ def is_known(headers: Mapping[bytes, bytes], tag: bytes) -> bool:
 def keeping(*, is_final: bool, is_private: bool) -> tuple[bytes, bytes]:
     """How long a response at a stream's end may be cached, and by whom.
 
-    With keys, only the client may cache it. `is_final`: there will never be more.
+    If the server requires keys, only the client may cache it. `is_final`: the stream never gets
+    more.
     """
     whose = b"private" if is_private else b"public"
     if is_final:
@@ -95,7 +96,7 @@ def keeping(*, is_final: bool, is_private: bool) -> tuple[bytes, bytes]:
 
 
 def cursor_after(sent: int | None, now_ms: int, chance: int) -> int:
-    """The cursor of a live answer: never lower than the sent one, nor equal to it.
+    """The cursor of a live answer, which is always higher than the sent cursor.
 
     `chance`: any number; it separates clients that would loop in a cache.
     """

@@ -1,8 +1,8 @@
 """Headers and query parameters of Durable Streams requests. Pure.
 
-Headers without a meaning for a request are ignored; a malformed header with a meaning is refused
-before anything is done. `Stream-Closed` closes if it is `true`, in any case; other values mean
-nothing. Called by `api/streams/handlers`.
+A request ignores the headers that it does not use. A malformed header that it does use is refused
+before anything changes. `Stream-Closed` closes the stream if its value is `true`, in upper or lower
+case; other values are ignored. Called by `api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class ReadAsked(msgspec.Struct, frozen=True):
 
 
 def check_unconditional(headers: Headers) -> None:
-    """Refuse a write with `If-Match`: streams have no conditions, and none may count as met.
+    """Refuse a write with `If-Match`.
+
+    Streams do not support conditions, and an ignored condition would count as met.
 
     Raises `invalid_request`.
     """
@@ -143,7 +145,7 @@ def read_asked(query: bytes) -> ReadAsked:
     elif offset not in (None, "-1"):
         assert offset is not None
         at, explicit = position_of(offset, "offset"), True
-    # An id of another server counts as none.
+    # An id that another server made is ignored.
     known = int(cursor) if _CURSOR.fullmatch(cursor) is not None else None
     return ReadAsked(at, explicit, _LIVE[live], known)
 
@@ -151,7 +153,7 @@ def read_asked(query: bytes) -> ReadAsked:
 def resumed_at(asked: ReadAsked, last_event_id: bytes | None) -> ReadAsked | None:
     """The offset of a browser that reconnects to events; None without an `id` of this server.
 
-    It repeats its first URL, so the id of its last event wins over the offset there.
+    The browser repeats its first URL, so the id of its last event wins over the offset in that URL.
     """
     if not last_event_id:
         return None
@@ -173,7 +175,7 @@ def _parameters(query: bytes) -> dict[str, str]:
 
 
 def _type_of(headers: Headers) -> str | None:
-    """The content type; None if there is none, or a malformed one."""
+    """The content type; None if it is missing or malformed."""
     sent = headers.get(b"content-type", b"").strip()
     if len(sent) > STREAM_TYPE_CHARS_MAX:
         raise invalid(f"Content-Type must have at most {STREAM_TYPE_CHARS_MAX} characters")
@@ -187,7 +189,7 @@ def _whole(sent: bytes, field: str, most: int) -> int:
 
 
 def _instant(sent: bytes) -> tuple[str, int]:
-    """A time of RFC 3339, as it was sent and in ms since the epoch."""
+    """A time of RFC 3339, as the sent text and in ms since the epoch."""
     text = sent.decode("latin-1")
     found = _INSTANT.fullmatch(text)
     try:

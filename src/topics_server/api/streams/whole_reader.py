@@ -1,10 +1,10 @@
 """A catch-up read of several pages in one response.
 
-Clients of this protocol that read without `live` may take one answer for everything, and stop. So
-an answer covers the stream up to its end at the start of the answer: its headers name that end, and
-pages follow each other as the socket takes them, one in memory at a time. A loss meanwhile, or a
-shutdown, breaks the connection: a partial answer never looks complete. Used by
-`api/streams/handlers`.
+Clients of this protocol that read without `live` may expect the whole stream in one answer. So an
+answer reaches to the end that the stream has when the answer starts. Its headers name that end.
+Pages follow as the socket takes them, with one page in memory at a time. If records are lost
+meanwhile, or the server shuts down, the connection is broken, so that a partial answer never looks
+complete. Used by `api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from topics_server.values.errors import StorageError, TopicsError
 
 
 class WholeReader(Follower):
-    """One answer; its first page was read already."""
+    """One answer. Its first page was read before."""
 
     __slots__ = ("upto_seq",)
-    # The end of the answer, as its head names it.
+    # The end of the answer, which its headers name.
     upto_seq: int
 
     async def run(self, receive: Receive, send: Send) -> None:

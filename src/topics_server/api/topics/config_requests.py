@@ -1,8 +1,8 @@
 """Merge patches of a configuration, and unknown members of a body. Pure.
 
-A `PATCH` is a JSON merge patch (RFC 7396) over the configuration as answers show it: a member
-replaces the field, null sets the field's default. Called by `api/topics/handlers`, and by the other
-control-plane handlers for `ignored_members`.
+A `PATCH` is a JSON merge patch (RFC 7396) of the configuration in the form that answers show: a
+member replaces the field, null sets the field's default. Called by `api/topics/handlers`, and by
+the other control-plane handlers for `ignored_members`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def decode_config_patch(body: bytes, topic: str) -> Callable[[TopicConfig], Topi
 
     def merged(config: TopicConfig) -> TopicConfig:
         fields: dict[str, Any] = msgspec.json.decode(render_config(config), type=dict[str, Any])
-        # One field with two names: the patch's value of either replaces both.
+        # This field has two names: a value under either name replaces both.
         for name, other in (("durable", "durability"), ("durability", "durable")):
             if name in known:
                 fields.pop(other, None)

@@ -87,7 +87,7 @@ def _configured(
 
 
 def _check_of(state: ServerState, request: Request) -> ConditionCheck | None:
-    """The check of the condition that a request has, if it has one."""
+    """The check of the request's condition; None without a condition."""
     most = state.settings.max_node_bytes
     condition = condition_of_body(request.body, request.headers, request.caller, most)
     return None if condition is None else admit(state).check_of(condition)
@@ -120,12 +120,12 @@ def list_topics(state: ServerState, request: Request) -> Response:
 
 
 async def drop_topic(state: ServerState, request: Request) -> Response:
-    """`DELETE /v0/topics/{topic}`: drop the topic with everything in it."""
+    """`DELETE /v0/topics/{topic}`: drop the topic with all its records."""
     store = admit(state)
     if_empty = query_bool(parse_query(request.query), "if_empty", False)
-    # They are deleted with the topic, so list them before.
+    # The routers are deleted with the topic, so list them first.
     routers = [] if state.routers is None else _routers_of(state.routers, request)
-    # This request has no body: only the header can ask for something.
+    # This request has no body, so only the header can hold a condition.
     check = _check_of(state, msgspec.structs.replace(request, body=b""))
     attempt = partial(store.drop_topic, request.name, if_empty=if_empty, check=check)
     dropped = await store.decided(check, attempt)

@@ -35,7 +35,7 @@ from topics_server.views.service import Views
 
 
 def _admitted(state: ServerState) -> Views:
-    """The views, if requests are taken now."""
+    """The views. Raises if the server takes no requests now."""
     admit(state)
     assert state.views is not None, "ready means there are views"
     return state.views
@@ -46,7 +46,7 @@ def _named(request: Request) -> str:
 
 
 async def put_view(state: ServerState, request: Request) -> Response:
-    """`PUT /v0/topics/{topic}/views/{view}`: define a view, or define it anew."""
+    """`PUT /v0/topics/{topic}/views/{view}`: define a view, or replace its definition."""
     views, name = _admitted(state), _named(request)
     definition = decode_view(request.body or b"{}")
     outcome = await views.put(request.name, name, definition)
@@ -56,7 +56,7 @@ async def put_view(state: ServerState, request: Request) -> Response:
 
 
 def get_view(state: ServerState, request: Request) -> Response:
-    """`GET /v0/topics/{topic}/views/{view}`: the definition and how far the view is."""
+    """`GET /v0/topics/{topic}/views/{view}`: the definition and the progress of a view."""
     found = _admitted(state).get(request.name, _named(request))
     return Response(200, render_view(found, request.elapsed_ms()))
 
@@ -68,27 +68,31 @@ def list_views(state: ServerState, request: Request) -> Response:
 
 
 async def drop_view(state: ServerState, request: Request) -> Response:
-    """`DELETE /v0/topics/{topic}/views/{view}`: the view goes, its topic stays."""
+    """`DELETE /v0/topics/{topic}/views/{view}`: delete the view; its topic stays."""
     name = _named(request)
     dropped = await _admitted(state).delete(request.name, name)
     return Response(200, render_dropped(request.name, name, dropped, request.elapsed_ms()))
 
 
 def view_stats(state: ServerState, request: Request) -> Response:
-    """`GET /v0/topics/{topic}/views/{view}/stats`: how far the view is."""
+    """`GET /v0/topics/{topic}/views/{view}/stats`: the progress of a view."""
     found = _admitted(state).get(request.name, _named(request))
     return Response(200, render_stats(found, request.elapsed_ms()))
 
 
 async def rebuild_view(state: ServerState, request: Request) -> Response:
-    """`POST /v0/topics/{topic}/views/{view}/rebuild`: build anew, or skip the failing record."""
+    """`POST /v0/topics/{topic}/views/{view}/rebuild`: build the view anew, or skip the failing
+    record.
+    """
     views, name = _admitted(state), _named(request)
     found = await views.rebuild(request.name, name, skip_seq=decode_rebuild(request.body))
     return Response(200, render_stats(found, request.elapsed_ms()))
 
 
 async def query_view(state: ServerState, request: Request) -> Response:
-    """`POST /v0/topics/{topic}/views/{view}/query`: rows of a statement or of a named query."""
+    """`POST /v0/topics/{topic}/views/{view}/query`: rows of an SQL statement or of a named
+    query.
+    """
     views, name = _admitted(state), _named(request)
     asked = decode_query(request.body)
     after = after_of(parse_query(request.query))
@@ -109,7 +113,7 @@ async def named_query(state: ServerState, request: Request) -> Response:
     after = after_of(asked)
     view = views.view(request.name, name)
     sent = request.headers.get(b"if-none-match", b"")
-    # The tag names what answered: a build of the view, and how far it was.
+    # The tag identifies the build of the view that answered, and its progress.
     if sent and view.etag(sql).encode() in sent and (after is None or view.processed_seq >= after):
         return Response(304, b"", _cache_headers(view.etag(sql)))
     rows = await views.query(request.name, name, sql, params_of(asked), after=after)
@@ -122,7 +126,9 @@ def _cache_headers(etag: str) -> tuple[tuple[bytes, bytes], ...]:
 
 
 async def live(state: ServerState, request: Request) -> Answer:
-    """`GET /v0/topics/{topic}/views/{view}/live?query=name`: the rows, and again as they change."""
+    """`GET /v0/topics/{topic}/views/{view}/live?query=name`: the rows, sent again when they
+    change.
+    """
     check_accepts_stream(request.headers.get(b"accept"))
     asked = parse_query(request.query)
     await until_ready(state, request)

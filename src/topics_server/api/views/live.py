@@ -1,8 +1,9 @@
 """A live query: an event stream that sends the rows again when they change.
 
-The view tells when it moved; the query runs again at most ten times a second, and rows that equal
-those sent before are not sent. The id of an event is the processed sequence. The stream ends with
-its client, its key, its view or the server. Used by `api/views/handlers`.
+The view notifies the stream of progress; the query then runs again, at most ten times a second, and
+rows equal to the last ones are not sent. The id of an event is the last processed seq. The stream
+ends when the client disconnects, the key is revoked, the view is deleted or the server stops. Used
+by `api/views/handlers`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class LiveQuery:
         self._caller = caller
 
     async def rows(self) -> ViewRows:
-        """The rows as they are now. Raises `TopicsError`."""
+        """The current rows. Raises `TopicsError`."""
         sql = self._views.named_query(self._topic, self._view, self._query)
         return await self._views.query(self._topic, self._view, sql, self._params)
 

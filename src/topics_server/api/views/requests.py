@@ -45,7 +45,7 @@ VIEW_MEMBERS: Final = _Put.__struct_encode_fields__
 
 
 class QueryRequest(msgspec.Struct, frozen=True):
-    """A query: a statement of its own, or the name of one of the view's queries."""
+    """A query: an SQL statement, or the name of one of the view's queries."""
 
     sql: str | None
     query: str | None
@@ -83,7 +83,7 @@ def decode_rebuild(body: bytes) -> int | None:
 
 
 def params_of(query: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters of a named query in a URL: `p.key=value`, each a text."""
+    """The parameters of a named query in a URL: `p.key=value`; every value is a text."""
     params = {name[2:]: value for name, value in query.items() if name.startswith("p.")}
     _check_params(params)
     return params

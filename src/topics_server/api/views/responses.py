@@ -1,6 +1,6 @@
 """Answers of the routes of views, as JSON bytes. Pure.
 
-Rows come from the query process as JSON already and are put in as they are. Called by
+The query process returns rows as JSON, which is copied into the answer unchanged. Called by
 `api/views/handlers` and `api/views/live`.
 """
 
@@ -37,7 +37,7 @@ def _stats(state: ViewState) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "view_name": state.name,
         "processed_sequence": state.processed_seq,
-        # The contract's word: null where no process has the view in hand.
+        # The contract's member for the state: null while no process runs the view.
         "leader_status": "ready" if state.status == "ready" else None,
         "status": state.status,
         "head_seq": state.head_seq,
@@ -61,7 +61,7 @@ def _stats(state: ViewState) -> dict[str, Any]:
 def render_put(
     topic: str, name: str, outcome: ViewOutcome, total_ms: float, *, ignored: Sequence[str]
 ) -> bytes:
-    """The answer to a PUT; `ignored`: members of the body that mean nothing."""
+    """The answer to a PUT; `ignored`: unknown members of the body."""
     fields = _defined(topic, name, outcome.definition)
     fields |= {"created": outcome.created, "changed": outcome.changed}
     if ignored:
@@ -70,7 +70,7 @@ def render_put(
 
 
 def render_view(state: ViewState, total_ms: float) -> bytes:
-    """A view's definition and how far it is."""
+    """A view's definition and its progress."""
     fields = _defined(state.topic, state.name, state.definition)
     return render_json(fields | {"stats": _stats(state)}, total_ms)
 
@@ -82,7 +82,7 @@ def render_views(topic: str, states: Sequence[ViewState], total_ms: float) -> by
 
 
 def render_stats(state: ViewState, total_ms: float) -> bytes:
-    """How far a view is, and what it costs."""
+    """A view's progress and its costs."""
     return render_json(_stats(state), total_ms)
 
 

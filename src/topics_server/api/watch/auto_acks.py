@@ -1,9 +1,9 @@
-"""Commits for consumers what a stream's socket took: `ack: auto`.
+"""Commits the positions of consumers up to the records that a stream's socket took: `ack: auto`.
 
-A commit says that the bytes left, not that anybody handled the records: at most once. One commit
-of a consumer is in flight at a time; the next has the newest position. A commit that the server
-cannot take now is made with the next records, or at the end of the stream. Loop thread only. Used
-by `handlers`, `api/live/stream` and `api/websocket/handlers`.
+A commit means that the bytes were sent, not that the client handled the records: delivery is at
+most once. One commit of a consumer is in flight at a time; the next commits the newest position. A
+commit that fails for now is repeated with the next records, or at the end of the stream. Loop
+thread only. Used by `handlers`, `api/live/stream` and `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import Code, StorageError, TopicsError
 
-# A consumer that such an answer is about needs no more commits.
+# After an error with one of these codes, the consumer needs no more commits.
 _LOST: Final = (Code.CONSUMER_NOT_FOUND, Code.TOPIC_NOT_FOUND, Code.INVALID_REQUEST)
 # Commits under way; a loop holds its tasks only weakly.
 _tasks: Final[set[asyncio.Task[None]]] = set()
 
 
 class _Ack:
-    """One consumer. `seq`: the newest position to commit; `topic_id`: of its topic."""
+    """One consumer. `seq`: the newest position to commit. `topic_id`: the id of its topic."""
 
     __slots__ = ("consumer", "is_committing", "seq", "topic_id")
 
@@ -47,7 +47,7 @@ class AutoAcks:
         stream: BroadcastStream,
         lost: Callable[[TopicsError], bytes],
     ) -> None:
-        """`lost`: the frame that tells of a consumer that is gone."""
+        """`lost` makes the frame that reports a consumer that no longer exists."""
         self._store = store
         self._dispatcher = dispatcher
         self._stream = stream
@@ -56,7 +56,10 @@ class AutoAcks:
         stream.on_taken = self._taken
 
     def add(self, cursor: Cursor, consumer: str) -> None:
-        """Commit for a consumer from now on; the topic of the cursor is followed next."""
+        """Commit for a consumer from now on.
+
+        The caller follows the cursor's topic right after this.
+        """
         view = self._dispatcher.resolve(cursor.name)
         if view is not None:
             # The cursor may be of an earlier topic of that name.
@@ -71,7 +74,7 @@ class AutoAcks:
         """The socket has taken all records up to the positions of the cursors."""
         for name, ack in self._acks.items():
             cursor = self._stream.cursors.get(name)
-            # A topic that was made again has other consumers.
+            # A topic that was created again has other consumers.
             if cursor is None or cursor.topic_id != ack.topic_id or cursor.seq <= ack.seq:
                 continue
             before, ack.seq = ack.seq, cursor.seq
@@ -99,7 +102,7 @@ class AutoAcks:
             ack.seq = committed
 
     def _lose(self, name: str, ack: _Ack, error: TopicsError) -> None:
-        """The consumer is gone: say so, and go on without commits."""
+        """The consumer no longer exists: report that, and continue the stream without commits."""
         if self._acks.get(name) is ack:
             del self._acks[name]
             self._stream.push(self._lost(error))

@@ -32,9 +32,9 @@ from topics_server.runtime.clock import monotonic_ms, now_ms
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.json_cache import JsonCache
 
-# Bytes taken for one stream before other streams have their turn.
+# Once a stream has taken so many bytes, other streams have their turn.
 _PUMP_BYTES: Final = 262_144
-# And how long it takes them: pages of a filter may hold nothing, one after the other.
+# The longest turn of a stream: with a filter, many pages in a row may hold nothing to send.
 _PUMP_MS: Final = 2.0
 # How long an ended stream has to take its last frame.
 _LINGER_S: Final = 5.0
@@ -50,7 +50,7 @@ class StreamOwner(Protocol):
     """The handler that also writes to a stream's connection, to answer the client."""
 
     def before_frames(self) -> None:
-        """Frames are about to be taken: push everything that must precede them now."""
+        """The stream is about to take frames: push everything that must precede them."""
         ...
 
     def drain(self) -> None:
@@ -59,7 +59,7 @@ class StreamOwner(Protocol):
 
 
 class Fanout:
-    """All streams of one server, and the one timer behind them (`timer`)."""
+    """All streams of one server, and their one timer (`timer`)."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Fanout:
         """A stream on a connection whose response has been started.
 
         `id_of` gives the text of the `id:` line for the stream's current cursors. `on_gone` is
-        called with the name of a followed topic behind the frame that tells of its deletion.
+        called with the name of a deleted topic, after the frame that reports its deletion.
         """
         stream = BroadcastStream(self, send, dialect, heartbeat_ms, id_of, owner, on_gone)
         self.streams.add(stream)
@@ -112,7 +112,7 @@ class Fanout:
 
 
 class _Shared(NamedTuple):
-    """The bytes for streams of one kind at one position: as frames, and as one write."""
+    """The bytes of a batch for streams of one kind at one position: as frames, and as one write."""
 
     frames: list[bytes]
     wire: bytes | None
@@ -160,8 +160,8 @@ class BroadcastStream:
         self.owner: Final = owner
         self._on_gone = on_gone
         self.cursors: dict[str, Cursor] = {}
-        # Called when the socket has taken everything up to the cursors. Such a stream is in no
-        # group, which would move them unheard.
+        # Called when the socket has taken everything up to the cursors. A stream with this callback
+        # joins no broadcast group, because a group moves cursors without calling it.
         self.on_taken: Callable[[], None] | None = None
         self.is_over = False
         # Its next check.
@@ -176,15 +176,15 @@ class BroadcastStream:
         self._is_shared = True
         # Whether cursors may move without a frame.
         self._is_filtered = False
-        # Its socket is full, and it is not notified.
+        # The socket is full, and the dispatcher does not notify this stream.
         self._is_resting = False
         self._heartbeat_ms = heartbeat_ms
         self._send_queue = send_queue_of(send, dialect, self._on_room)
         self._subscriptions: dict[str, Subscription] = {}
         # Cursors in topics that do not exist yet.
         self._waiting: dict[str, Cursor] = {}
-        # Subscriptions with something to deliver, in turn; those that wait for a fetch to be
-        # allowed.
+        # Subscriptions with something to deliver, in turn. `_backlog`: those that may not fetch
+        # yet.
         self._ready: deque[Subscription] = deque()
         self._backlog: list[Subscription] = []
         self._fetching: Subscription | None = None
@@ -196,7 +196,7 @@ class BroadcastStream:
     def follow(self, cursor: Cursor, options: SubscriptionOptions) -> None:
         """Follow a topic from its cursor on; replaces a subscription of the same name.
 
-        A topic that does not exist is reported as deleted, unless its cursor waits for it.
+        A missing topic is reported as deleted, unless its cursor waits for it.
         """
         if self.is_over:
             return
@@ -226,7 +226,7 @@ class BroadcastStream:
             self.follow(cursor, options)
 
     def unfollow(self, name: str) -> bool:
-        """Stop following a topic; returns whether it was followed, or waited for."""
+        """Stop following a topic. Returns whether it was followed or waited for."""
         subscription = self._subscriptions.pop(name, None)
         waiting = self._waiting.pop(name, None)
         if waiting is not None:
@@ -262,7 +262,7 @@ class BroadcastStream:
         self._ready.append(subscription)
 
     def _fetched(self) -> None:
-        """The one allowed fetch is over: other subscriptions may fetch."""
+        """The stream's only fetch is over: other subscriptions may fetch."""
         self._fetching = None
         backlog, self._backlog = self._backlog, []
         for subscription in backlog:
@@ -280,7 +280,7 @@ class BroadcastStream:
         if self.owner is not None:
             self.owner.before_frames()
         if self.is_over or not self._send_queue.has_room():
-            # Free its fetched batches: other readers need the memory.
+            # Free the fetched batches: other readers need the memory.
             for subscription in self._ready:
                 subscription.fetched = None
             if not self.is_over and not self._is_resting:
@@ -343,7 +343,7 @@ class BroadcastStream:
         writer = None if wire is None else self._send_queue.writer(now)
         if wire is None or writer is None:
             return False
-        # It is live: nothing else changes.
+        # The subscription is at the head, so only its seqs change.
         subscription.cursor.seq = subscription.reported_seq = batch.end_seq
         writes.append((writer, wire))
         self._dispatcher.await_tags(subscription)
@@ -426,7 +426,9 @@ class BroadcastStream:
     # --- sending ------------------------------------------------------------------------------
 
     def push(self, payload: bytes) -> None:
-        """Send a frame that is no event (an answer, a comment), after the frames taken before."""
+        """Send a frame that is no event (an answer, a comment), after the frames that are taken
+        already.
+        """
         if not self.is_over:
             self._send_queue.put((payload,))
             self._flush()
@@ -449,7 +451,7 @@ class BroadcastStream:
         if self.is_over:
             return
         if full_ms > self._fanout.buffer_grace_ms:
-            # Losses meanwhile are reported as for a reader that was away (§7.6).
+            # Records lost meanwhile are reported as for a reader that was away (§7.6).
             for subscription in self._subscriptions.values():
                 subscription.was_away = True
         if not self._send_queue.is_blocked:
@@ -463,7 +465,7 @@ class BroadcastStream:
             self._dispatcher.again(self)
 
     def _watch_slow(self) -> None:
-        """The socket is full: have the timer check it soon."""
+        """The socket is full: let the timer check it soon."""
         if not self.is_over:
             self._fanout.timer.look_at(self, monotonic_ms() + self._slow_check_ms())
 
@@ -471,7 +473,9 @@ class BroadcastStream:
         return max(10.0, self._fanout.slow_consumer_timeout_ms / _SLOW_CHECKS)
 
     def look(self, now: float) -> None:
-        """A check by the timer: a heartbeat, or a consumer that has been slow for too long."""
+        """The timer's check: send a heartbeat if one is due, or end a stream that was slow for too
+        long.
+        """
         if self.is_over:
             return
         if self._send_queue.is_blocked:
@@ -495,7 +499,7 @@ class BroadcastStream:
         """The time of the last send."""
         sent_ms = self._send_queue.sent_ms
         if len(self._subscriptions) == 1:
-            # As a member of a broadcast group, or before it left one.
+            # The last send as a member of a broadcast group, or before it left the group.
             (subscription,) = self._subscriptions.values()
             shared_cursor = subscription.cursor.shared_cursor
             group_sent_ms = (
@@ -509,7 +513,7 @@ class BroadcastStream:
     # --- ending -------------------------------------------------------------------------------
 
     def end(self, last: bytes = b"", code: int = 1000, *, at_once: bool = False) -> None:
-        """Send `last` and end the connection; nothing else follows. Idempotent.
+        """Send `last` and end the connection. Idempotent.
 
         `at_once`: close a full socket instead of waiting for it.
         """
@@ -517,7 +521,7 @@ class BroadcastStream:
             return
         was_full = self._send_queue.is_stuck
         if not was_full:
-            # Frames that were taken leave before the end.
+            # The frames taken so far are sent before the end.
             self._before.clear()
         self.close()
         if was_full and at_once:
@@ -541,7 +545,7 @@ class BroadcastStream:
         self._take_back()
         if self.on_taken is not None:
             self.on_taken()
-        # Break the cycles with their owners.
+        # Break the reference cycles with the owners of the callbacks.
         self.on_taken = self._on_gone = None
         for subscription in self._subscriptions.values():
             self._dispatcher.unfollow(subscription)
@@ -554,7 +558,9 @@ class BroadcastStream:
         self._dispatcher.forget(self)
 
     def _take_back(self) -> None:
-        """Move cursors back before the unsent frames: the client gets them when it returns."""
+        """Move cursors back before the unsent frames, so that the client gets them when it
+        returns.
+        """
         for cursor, (topic_id, epoch, seq) in self._before.items():
             cursor.topic_id, cursor.epoch, cursor.seq = topic_id, epoch, seq
         self._before.clear()

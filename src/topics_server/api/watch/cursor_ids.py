@@ -1,10 +1,10 @@
 """Encodes a reader's positions in all its topics as a frame `id` (§7.4). Pure.
 
-Up to 64 topics and 2 KiB an id is base64url (no padding) of compact JSON `{topic: seq}`, in the
-session's order. Beyond that, and as soon as a topic is not the first of its name, it is a
-checkpoint token: `c1.` and base64url of msgpack `[[topic id, epoch, seq], ...]`, in the same order,
-complete in itself. So the JSON form always means epoch 1: the position in a topic that was
-recreated since is never taken for one in the new topic.
+With up to 64 topics and 2 KiB, an id is base64url (no padding) of compact JSON `{topic: seq}`, in
+the session's order. Beyond these bounds, or if a topic was created again under its name, the id is
+a checkpoint token: `c1.` and base64url of msgpack `[[topic id, epoch, seq], ...]`, in the same
+order. So the JSON form always means epoch 1, and a position in an earlier topic is never taken for
+a position in the new topic of that name.
 
 Decoding raises only `ValueError`, for any input. Called by `api/watch/handlers` and
 `api/watch/requests`.
@@ -22,10 +22,10 @@ from msgspec import Meta
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.values.limits import U64_MAX
 
-# Beyond either bound an id would be too long for a header of every reconnect.
+# An id beyond either bound would be too long for the header of a reconnect.
 TOPICS_MAX: Final = 64
 ID_BYTES_MAX: Final = 2048
-# Longer than any id of ours, with the most topics of a session.
+# Longer than any id of this server, even with the most topics of a session.
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 _TOKEN: Final = b"c1."
 _FIRST_EPOCH: Final = 1
@@ -44,7 +44,7 @@ class CursorPosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     seq: U64
 
 
-# By name, all in epoch 1; or in the order of the session that issued the id.
+# Seqs by topic name, all in epoch 1; or positions in the order of the session that issued the id.
 Positions = dict[str, int] | tuple[CursorPosition, ...]
 
 _NAMED: Final = msgspec.json.Decoder(dict[str, U64])
@@ -61,7 +61,7 @@ class IdOf:
         self.take(cursors)
 
     def take(self, cursors: Iterable[Cursor]) -> None:
-        """Have these cursors in the ids from now on."""
+        """Use these cursors in the ids from now on."""
         self._cursors = tuple(cursors)
         self._is_small = 0 < len(self._cursors) <= TOPICS_MAX
         # JSON escapes no character of topic names.

@@ -1,8 +1,9 @@
-"""The topics of one stream that prefixes bring: those that exist, and those made later.
+"""The topics that match the prefixes of one stream: existing topics, and topics made later.
 
 A later topic is announced by `topic-created` and read from its first record. Beyond the most topics
-of a stream it says which ones it leaves out, and takes one of them when another topic is deleted.
-Loop thread only. Used by `handlers`, by `api/live/stream` and by `api/websocket/prefixes`.
+of a stream, an `error` frame names the topics that are left out; one of them is added when another
+topic is deleted. Loop thread only. Used by `handlers`, by `api/live/stream` and by
+`api/websocket/prefixes`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def matching_names(
     followed: Collection[str],
     count: int,
 ) -> list[str]:
-    """Topics of the prefixes beside the followed ones, at most so many, in name order by prefix."""
+    """At most `count` topics that match a prefix and are not in `followed`, in name order by
+    prefix.
+    """
 
     def is_new(name: str) -> bool:
         return name not in followed and name not in found and caller.may_name(name)
@@ -44,8 +47,8 @@ def matching_names(
 class GrowingTopics:
     """The cursors of one stream, in the order of its ids.
 
-    `prefixes`: checked, all that the caller may name. `most`: topics that the stream follows.
-    `left_out`: some of those beyond that match.
+    `prefixes`: the caller may name all of them. `most`: how many topics the stream may follow.
+    `left_out`: some of the matching topics beyond that number.
     """
 
     __slots__ = (
@@ -82,25 +85,25 @@ class GrowingTopics:
         self._early: list[str] = []
 
     def watch(self) -> None:
-        """Hear of the topics that are created from now on, until `stop`."""
+        """Follow the topics that are created from now on, until `stop`."""
         for prefix in self._prefixes:
             self._dispatcher.creations.watch(prefix, self.created)
 
     def stop(self) -> None:
-        """Hear of none. Does nothing if it heard of none."""
+        """Stop following new topics. Does nothing without an earlier `watch`."""
         for prefix in self._prefixes:
             self._dispatcher.creations.stop_watching(prefix, self.created)
 
     def has_prefix(self, name: str) -> bool:
-        """Whether a topic of this name is one of a prefix."""
+        """Whether this name has one of the prefixes and the caller may use it."""
         return name.startswith(self._prefixes) and self._caller.may_name(name)
 
     def matching(self, followed: Collection[str], count: int) -> list[str]:
-        """The next topics of the prefixes, see `matching_names`."""
+        """The next topics that match a prefix; see `matching_names`."""
         return matching_names(self._dispatcher, self._caller, self._prefixes, followed, count)
 
     def known(self, positions: Positions) -> Iterator[str]:
-        """The topics of an id that exist and have one of the prefixes."""
+        """The topics in an id that exist and have one of the prefixes."""
         if isinstance(positions, dict):
             names: Iterable[str | None] = positions
         else:
@@ -111,7 +114,7 @@ class GrowingTopics:
                 yield name
 
     def choose(self, named: Collection[str], known: Collection[str] = ()) -> list[str]:
-        """The topics of the prefixes to follow beside the named ones; `known` come first.
+        """The matching topics to follow besides the named ones; those in `known` come first.
 
         Fills `left_out`.
         """
@@ -124,7 +127,10 @@ class GrowingTopics:
         return others[:room]
 
     def add_matching(self) -> list[str]:
-        """Add the topics of the prefixes that are not among the cursors, from their beginning."""
+        """Add the matching topics without a cursor; each is read from its beginning.
+
+        Returns their names.
+        """
         added: list[str] = []
         for name in self.choose(self.cursors):
             view = self._dispatcher.resolve(name)
@@ -134,7 +140,7 @@ class GrowingTopics:
         return added
 
     def is_at_beginning(self, name: str) -> bool:
-        """Whether nothing of the topic of this name was read."""
+        """Whether no record of the topic was read yet."""
         cursor = self.cursors[name]
         view = self._dispatcher.resolve(name)
         return view is not None and (cursor.topic_id, cursor.seq) == (view.topic_id, 0)
@@ -156,7 +162,7 @@ class GrowingTopics:
             self.created(name)
 
     def created(self, name: str) -> None:
-        """A topic of a prefix was created, or found."""
+        """Called for a topic that was created, or found, with one of the prefixes."""
         stream, options = self._stream, self._options
         if stream is None or options is None:
             self._early.append(name)
@@ -167,7 +173,7 @@ class GrowingTopics:
         if view is None or not self._caller.may_name(name):
             return
         if len(self.cursors) >= self._most:
-            # A client that does not read is not told of ever more.
+            # Limit the frames that are queued for a client that does not read.
             if len(self.left_out) < NAMED_MAX:
                 self.left_out.append(name)
                 self._tell_left_out([name])
@@ -178,7 +184,7 @@ class GrowingTopics:
         stream.follow(cursor, options)
 
     def gone(self, name: str) -> None:
-        """The client was told that a topic of a prefix is deleted."""
+        """The stream has reported that a topic with a prefix was deleted."""
         assert self._stream is not None
         del self.cursors[name]
         self.renew_id()
@@ -186,20 +192,20 @@ class GrowingTopics:
         self.left_out.clear()
         for other in self.matching(self.cursors, 1):
             self.created(other)
-        # The topic may have been created again before its end was reported: a newer entry is here.
+        # The topic may have been created again before its deletion was reported.
         self.created(name)
 
     def renew_id(self) -> None:
-        """The cursors have changed: ids have their positions from now on."""
+        """The cursors have changed: put the new set into all later ids."""
         self.id_of.take(self.cursors.values())
 
     def id_line(self) -> bytes:
-        """An id without an event: the position of a client that comes back."""
+        """An `id:` line without an event, which sets the position from which the client resumes."""
         return b"id: %b\n\n" % self.id_of()
 
     def _tell_created(self, cursor: Cursor) -> None:
         assert self._stream is not None
-        # The cursor may be that of an earlier topic of the name, which the client knows.
+        # The cursor may belong to an earlier topic of this name, which was reported before.
         view = self._dispatcher.resolve(cursor.name)
         created = topic_created(cursor.name, cursor.epoch if view is None else view.epoch)
         self._stream.push(b"id: %b\n%b" % (self.id_of(), created))

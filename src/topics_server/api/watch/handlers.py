@@ -2,7 +2,7 @@
 
 The POST makes a session and returns, before any stream opens, each topic's start position. The GET
 is one `Watcher`: it owns the session from its first byte to its last, takes it over from an earlier
-GET that is still open, and leaves the cursors where its client is to continue. `broadcast` decides
+GET that is still open, and leaves the cursors where its client must continue. `broadcast` chooses
 the events, `sse` renders them. Called through the route table in `api/routes`; loop thread only.
 """
 
@@ -51,7 +51,7 @@ from topics_server.values.texts.query_string import parse_query
 
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
 _TICKET_BYTES: Final = 16
-# The answer for a topic that is waited for.
+# The answer for a topic that does not exist yet.
 _WAITING: Final = {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "waiting": True}
 
 
@@ -125,16 +125,16 @@ async def open_session(state: ServerState, request: Request) -> Response:
 
 
 def _starts(sent: WatchRequest, topics: GrowingTopics) -> dict[str, Start]:
-    """The start of each topic: of the named ones, and of those that prefixes bring.
+    """The start of each named topic, and of each topic that matches a prefix.
 
-    Named topics without a prefix come first: in all ids of the session they have these places.
+    Named topics without a prefix come first: they have these places in all ids of the session.
     """
     starts = {name: sent.topics[name] for name in sorted(sent.topics, key=topics.has_prefix)}
     is_new = sent.positions is None
     known = () if sent.positions is None else tuple(topics.known(sent.positions))
     for name in topics.choose(sent.topics, known):
         given = (start for prefix, start in sent.prefixes.items() if name.startswith(prefix))
-        # One that an id does not know was made after it.
+        # A topic that is missing from the id was created after it, so it is read from its start.
         starts[name] = next(given) if is_new else Start()
     return starts
 
@@ -144,7 +144,7 @@ def _resolve(
 ) -> dict[str, TopicView]:
     """The current topics. Raises `topic_not_found`, unless some may be missing.
 
-    `awaits`: wait for those; a topic that does not exist has no consumer to begin at.
+    `awaits`: wait for missing topics. A start at a consumer still needs an existing topic.
     """
     views: dict[str, TopicView] = {}
     for name, start in starts.items():
@@ -160,14 +160,16 @@ def _resolve(
 def _starting(
     views: Mapping[str, TopicView], seqs: Mapping[str, int], positions: Positions
 ) -> dict[str, Cursor]:
-    """A new session's start position in each topic: that of the sent `cursor`, if any."""
+    """A new session's start position in each topic; the position in the sent `cursor` comes
+    first.
+    """
     cursors: dict[str, Cursor] = {}
     for name, view in views.items():
         cursors[name] = Cursor(name, view.topic_id, view.epoch, seqs[name])
     if isinstance(positions, dict):
         for name in positions.keys() & views.keys():
             view = views[name]
-            # The JSON form means the first topic of a name only.
+            # The JSON form refers only to the first topic of each name.
             topic_id = view.topic_id if view.epoch == FIRST_EPOCH else NO_TOPIC_ID
             cursors[name] = Cursor(name, topic_id, FIRST_EPOCH, positions[name])
         return cursors
@@ -177,13 +179,13 @@ def _starting(
         if position is not None:
             cursors[name].seq = position.seq
     kept = {position.topic_id for position in positions} - by_topic.keys()
-    # A cursor of epoch 0 waited: it reads the current topic from its start.
+    # A cursor of epoch 0 waited for its topic: it reads the current topic from its start.
     epochs = {position.epoch for position in by_topic.values()}
     oldest = min(epochs - {0} or epochs, default=U64_MAX)
     for name, view in views.items():
         if view.topic_id not in kept and oldest < view.epoch:
-            # Positions have no names. A remaining one may be of an earlier topic of this name: the
-            # reader is told that it was deleted; otherwise it would miss the new topic's records.
+            # Positions hold no names. A remaining position may be in an earlier topic of this name.
+            # Report that topic as deleted; otherwise the reader would miss the new topic's records.
             cursors[name] = Cursor(name, NO_TOPIC_ID, oldest, 0)
     return cursors
 
@@ -222,7 +224,10 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 
 
 class Watcher:
-    """One GET of a session. Its maker calls `free`, whether it was run or not."""
+    """One GET of a session.
+
+    The code that makes it calls `free`, whether or not `run` was called.
+    """
 
     __slots__ = (
         "_caller",
@@ -242,7 +247,8 @@ class Watcher:
         """Take the session over. Raises `throttled`."""
         self._matcher: Matcher | None = None
         if session.filter is not None:
-            # The bound of a node may have been another one when the session was made.
+            # The session may have been made under another bound for nodes, so decode with the
+            # widest one.
             self._matcher = Matcher(decode_filter(session.filter.encode(), FILTER_BYTES_MAX))
         older = session.stream
         if isinstance(older, Watcher):
@@ -264,7 +270,7 @@ class Watcher:
             new = topics.add_matching()
         if last_id is not None:
             new += resume(fanout.dispatcher, session, topics, last_id)
-        # Topics that the client has not heard of.
+        # Topics that were not reported to the client yet.
         self._new = {name for name in new if topics.is_at_beginning(name)}
         topics.renew_id()
         sessions.begin(session)
@@ -275,7 +281,8 @@ class Watcher:
         self._is_replaced = True
         if self._stream is not None:
             self._stream.end(_TAKEN_OVER)
-        # Not only after its client has noticed: otherwise a session could block itself.
+        # Free the slot now, not when the client has disconnected: otherwise a session could block
+        # itself.
         self._slot.free()
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -284,7 +291,7 @@ class Watcher:
         options = session.options
         fanout, _ = self._state.watching()
         stream = self._stream = fanout.open(
-            # The stream runs sends by hand: they must be coroutines.
+            # The stream steps through each send itself, so `send` must return coroutines.
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=options.heartbeat_ms,
@@ -292,7 +299,7 @@ class Watcher:
             on_gone=self._gone if session.prefixes else None,
         )
         try:
-            # The head may have waited for its socket, and meanwhile another GET may have come.
+            # Sending the head may have waited for the socket. Meanwhile another GET may have come.
             if self._is_replaced:
                 stream.end(_TAKEN_OVER)
             elif not self._caller.until_revoked(self._revoke):
@@ -318,7 +325,7 @@ class Watcher:
             stream.close()
 
     def _commit_for(self, stream: BroadcastStream) -> None:
-        """Commit what the socket takes for the consumers of the session."""
+        """Commit for the session's consumers up to the records that the socket takes."""
         fanout, _ = self._state.watching()
         acks = AutoAcks(admit(self._state), fanout.dispatcher, stream, consumer_lost)
         for name, consumer in self._session.acks.items():
@@ -326,7 +333,10 @@ class Watcher:
                 acks.add(self._session.cursors[name], consumer)
 
     def _gone(self, name: str) -> None:
-        """The client was told that a topic is deleted; one of a prefix may come again."""
+        """The stream has reported a topic as deleted.
+
+        A topic with a prefix may be created again.
+        """
         assert self._stream is not None
         if self._topics.has_prefix(name):
             self._stream.unfollow(name)

@@ -57,7 +57,8 @@ class _Start(msgspec.Struct, frozen=True, gc=False):
 class Start(msgspec.Struct, frozen=True):
     """The start of reading a topic: behind `from_seq`, with `tail` at its head, or at `place`.
 
-    With `consumer` it is where that consumer is; `commits`: its streams commit for it.
+    With `consumer` the start is that consumer's position. `commits`: streams commit for the
+    consumer.
     """
 
     from_seq: int = 0
@@ -68,7 +69,7 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def is_looked_up(self) -> bool:
-        """Whether the topic says where it is."""
+        """Whether the start must be looked up in the topic."""
         return self.place is not None or self.consumer is not None
 
 
@@ -102,7 +103,7 @@ _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Watc
 WATCH_MEMBERS: Final = _Watch.__struct_encode_fields__
 _START: Final = msgspec.json.Decoder(_Start)
 _FIRST: Final = _Start()
-# Starts that a consumer excludes.
+# Other starts, which a request with a consumer must not have.
 _OTHER_STARTS: Final = ("from_seq", "tail", "since", "last")
 _WATCH_U64: Final = ("limit", "max_batch_bytes", "heartbeat_ms")
 
@@ -113,9 +114,9 @@ assert HEARTBEAT_MS_MIN <= HEARTBEAT_MS_DEFAULT <= HEARTBEAT_MS_MAX
 class WatchRequest(msgspec.Struct, frozen=True):
     """The topics to watch, in the order of the request.
 
-    `prefixes`: topics whose names begin so, too, with the start of those that exist. `positions`:
-    those of the sent `cursor`; None without one. `wait`: wait for topics that do not exist yet.
-    `filter`: JSON, and `wanted` is what it says.
+    `prefixes`: topics whose names begin with them are watched, too; the value is the start of those
+    that exist. `positions`: the positions in the sent `cursor`; None without one. `wait`: wait for
+    topics that do not exist yet. `filter` is JSON; `wanted` is the decoded filter.
     """
 
     topics: dict[str, Start]
@@ -149,7 +150,7 @@ def decode_watch(
         limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
         max_batch_bytes=min(sent.max_batch_bytes or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX),
         heartbeat_ms=max(HEARTBEAT_MS_MIN, min(HEARTBEAT_MS_MAX, sent.heartbeat_ms)),
-        # Without data a record has `$` fields only (the contract's README).
+        # Without its data, a record has only `$` fields (the contract's README).
         shown=(TAGS if sent.include_tags else 0)
         | (META if sent.include_meta and sent.include_data else 0)
         | (DATA if sent.include_data else 0),
@@ -187,7 +188,7 @@ def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:
 
 
 def _prefix(prefix: str, raw: msgspec.Raw, max_limit: int) -> Start:
-    """The start of the topics of a prefix that exist."""
+    """The start of the existing topics with a prefix."""
     if not is_name_prefix(prefix):
         raise invalid(f'no topic name begins with "{clipped(prefix)}"', "prefixes")
     start = _decode_start(f"prefixes.{prefix}", raw, max_limit)

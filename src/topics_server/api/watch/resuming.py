@@ -1,8 +1,9 @@
-"""Where a session goes on behind an event id (§7.4).
+"""Where a session continues behind an event id (§7.4).
 
-A session knows its positions, so an id only leads back to what its client has received. An id has
-the positions of the topics that the session had then: one of a prefix that it does not know was
-created since, and is read from its beginning. Used by `handlers`.
+A session keeps its positions, so an id can only move them back, to the last frame that the client
+received. An id holds the positions of the topics that the session had when it was sent. A topic of
+a prefix that is missing from the id was created later, and is read from its beginning. Used by
+`handlers`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from topics_server.engine.subscribe.sessions import WatchSession
 from topics_server.values.limits import U64_MAX
 
 FIRST_EPOCH: Final = 1
-# The id of no topic: for a reader of a dropped topic whose id is no longer known.
+# No topic has this id; it marks a reader of a dropped topic whose own id is no longer known.
 NO_TOPIC_ID: Final = 0
 
 
@@ -28,11 +29,11 @@ def resume(
     topics: GrowingTopics,
     last_id: bytes,
 ) -> list[str]:
-    """Go back to the client's last frame; never forward.
+    """Move the cursors back to the client's last frame.
 
-    Returns the topics of prefixes that the id does not know. Exception: a session that a restart
-    restored may be behind its client; it catches up, at most to the head. An id of another session
-    changes nothing.
+    Returns the topics of prefixes that are missing from the id. Cursors move forward only in a
+    session that a restart restored, which may be behind its client: at most to the head. An id of
+    another session changes nothing.
     """
     try:
         positions = decode_id(last_id.strip())
@@ -42,19 +43,19 @@ def resume(
     for cursor in cursors:
         view = dispatcher.resolve(cursor.name) if cursor.is_waiting else None
         if view is not None:
-            # It was created after the last checkpoint, or while no stream was open.
+            # The topic was created after the last checkpoint, or while no stream was open.
             cursor.arrive(view.topic_id, view.epoch)
     grown = [cursor for cursor in cursors if topics.has_prefix(cursor.name)]
     if isinstance(positions, dict):
         for cursor in cursors:
             if cursor.name in positions:
-                # The JSON form means the first topic of a name only.
+                # The JSON form refers only to the first topic of each name.
                 is_first = cursor.epoch == FIRST_EPOCH
                 topic_id = cursor.topic_id if is_first else NO_TOPIC_ID
                 position = CursorPosition(topic_id, FIRST_EPOCH, positions[cursor.name])
                 _go_back(dispatcher, cursor, position, may_advance=session.is_restored)
         return _begin_anew(cursor for cursor in grown if cursor.name not in positions)
-    # Topics without a prefix come first, and there are always as many of them.
+    # Topics without a prefix come first in an id, and their number never changes.
     fixed = [cursor for cursor in cursors if not topics.has_prefix(cursor.name)]
     is_whole = len(positions) == len(cursors)
     if not is_whole and not (session.prefixes and len(positions) >= len(fixed)):
@@ -65,7 +66,7 @@ def resume(
     if any(
         known.get(position.topic_id, index) != index for index, position in enumerate(positions)
     ):
-        return []  # of another session, with topics of this one
+        return []  # the id of another session that shares topics with this one
     for cursor, position in zip(fixed, positions, strict=False):
         _go_back(dispatcher, cursor, position, may_advance=session.is_restored)
     return _resume_grown(
@@ -80,7 +81,7 @@ def _resume_grown(
     *,
     may_advance: bool,
 ) -> list[str]:
-    """Go back in the topics of prefixes, in whatever order the id has them."""
+    """Move the cursors of topics with a prefix back. The id may hold them in any order."""
     left = {position.topic_id: position for position in positions}
     unknown: list[Cursor] = []
     for cursor in grown:
@@ -89,13 +90,13 @@ def _resume_grown(
             unknown.append(cursor)
         elif not cursor.is_waiting:
             _go_back(dispatcher, cursor, position, may_advance=may_advance)
-    # Of topics that are gone; those that were awaited have epoch 0.
+    # Positions in deleted topics. A topic that was waited for has epoch 0.
     oldest = min((each.epoch for each in left.values() if each.epoch), default=U64_MAX)
     new: list[Cursor] = []
     for cursor in unknown:
         if oldest < cursor.epoch:
-            # One of them may be an earlier topic of this name: the reader learns that it was
-            # deleted, as its position says nothing of the new one.
+            # One of these positions may be in an earlier topic of this name. The reader is sent its
+            # deletion, because that position has no meaning in the new topic.
             cursor.topic_id, cursor.epoch, cursor.seq = NO_TOPIC_ID, oldest, 0
         else:
             new.append(cursor)
@@ -103,7 +104,10 @@ def _resume_grown(
 
 
 def _begin_anew(cursors: Iterable[Cursor]) -> list[str]:
-    """Read these from their beginning, unless they still wait; returns their names."""
+    """Move these cursors to the beginning, unless they wait for their topic.
+
+    Returns their names.
+    """
     found: list[str] = []
     for cursor in cursors:
         if not cursor.is_waiting:
@@ -123,7 +127,7 @@ def _go_back(
     if is_same and position.seq <= cursor.seq:
         cursor.seq = position.seq
     elif not is_same and position.epoch < cursor.epoch:
-        # It never saw the current topic: deliver that from its start.
+        # The client has read nothing of the current topic: deliver it from its start.
         cursor.topic_id, cursor.epoch, cursor.seq = position.topic_id, position.epoch, position.seq
     elif may_advance:
         view = dispatcher.resolve(cursor.name)

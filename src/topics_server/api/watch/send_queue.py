@@ -1,8 +1,9 @@
 """The outgoing frames of one connection: in order, one send at a time.
 
-The ASGI `send` of a connection of ours is run by hand as far as it goes: to its end, unless the
-socket's buffer is full. Only then there is a task, which waits for room. A `ForeignSend` is always
-awaited by a task (`ForeignSendQueue`). Nothing here knows of topics. Used by `broadcast`.
+On a connection of this server, the queue steps through the ASGI `send` without a task. The send
+ends at once, unless the socket's buffer is full; only then a task waits for room. A `ForeignSend`
+is always awaited by a task (`ForeignSendQueue`). This module does not depend on topics. Used by
+`broadcast`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
 # Errors of a send on a closed connection.
 _GONE: Final = (OSError, RuntimeError)
-# A send of another server that is under way for so long: its client does not read.
+# If a send through another server takes longer than this, its client does not read.
 _STUCK_MS: Final = 1000.0
 
 
 class Dialect(Protocol):
-    """How events become bytes and ASGI messages on one kind of connection."""
+    """Turns events into bytes and ASGI messages for one kind of connection."""
 
     @property
     def is_joined(self) -> bool:
-        """Whether several frames may leave in one message."""
+        """Whether one message may hold several frames."""
         ...
 
     def render(self, event: Event, cache: JsonCache) -> bytes:
@@ -39,7 +40,7 @@ class Dialect(Protocol):
         ...
 
     def message(self, payload: bytes) -> dict[str, Any]:
-        """The ASGI message that carries `payload`; an empty one is only sent if `is_joined`."""
+        """The ASGI message that carries `payload`. An empty payload is sent only if `is_joined`."""
         ...
 
     def wire(self, payload: bytes) -> bytes:
@@ -51,11 +52,13 @@ class Dialect(Protocol):
         ...
 
     def position(self, topic: str, seq: int, head_seq: int) -> bytes:
-        """The frame that tells a filtered reader how far its topic was examined."""
+        """The frame that reports to a filtered reader up to which seq its topic was examined."""
         ...
 
     def heartbeat(self, now_ms: int) -> bytes | None:
-        """The frame that is sent after a while without others; None if there is none."""
+        """The frame to send after a time without other frames; None if this kind has no
+        heartbeat.
+        """
         ...
 
     def too_slow(self) -> bytes:
@@ -63,14 +66,15 @@ class Dialect(Protocol):
         ...
 
     def failed(self, code: int, message: str) -> bytes:
-        """The last frame of a stream that cannot go on; `code` is like HTTP's."""
+        """The last frame of a stream that cannot continue; `code` is like HTTP's."""
         ...
 
 
 class SendQueue:
-    """Frames of one connection on their way out.
+    """The outgoing frames of one connection.
 
-    `on_room(full_ms)` is called when a send that had to wait is through, and how long it waited.
+    `on_room(full_ms)` is called when a send that had to wait is done; `full_ms` is how long it
+    waited.
     """
 
     __slots__ = (
@@ -95,7 +99,7 @@ class SendQueue:
         self._blocked: asyncio.Task[None] | None = None
         self._blocked_ms = self._progress_ms = 0.0
         self._buffered_bytes = 0
-        # When something was sent last, of the monotonic clock.
+        # The time of the last send, by the monotonic clock.
         self.sent_ms = monotonic_ms()
 
     @property
@@ -104,9 +108,10 @@ class SendQueue:
         return self._blocked is not None
 
     def writer(self, now: float) -> Callable[[bytes], object] | None:
-        """The function that sends the shared bytes of many connections; None if it cannot now.
+        """The function that sends shared bytes on this connection; None if it cannot send now.
 
-        `now`: of the monotonic clock, ms. Call the function at once: `sent_ms` is set already.
+        `now`: the monotonic clock, ms. Call the function at once: `sent_ms` is set to `now`
+        already.
         """
         if self._frames or self._blocked is not None:
             return None
@@ -116,7 +121,7 @@ class SendQueue:
         return writer
 
     def write(self, wire: bytes, now: float) -> bool:
-        """Send such bytes; False if that cannot be now."""
+        """Send shared bytes. Returns False if the connection cannot send now."""
         writer = self.writer(now)
         if writer is None:
             return False
@@ -124,20 +129,20 @@ class SendQueue:
         return True
 
     def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
-        """A writer of such bytes, valid without further checks until `let_go` is called.
+        """A function that sends shared bytes. It needs no further checks until `let_go` is called.
 
-        None if there is no such writer, or nothing could be sent now.
+        None if the connection has no such function, or cannot send now.
         """
         if self._frames or self._blocked is not None:
             return None
         return self._socket.claim(let_go)
 
     def put(self, frames: Iterable[bytes]) -> None:
-        """Have frames leave with the next flush."""
+        """Queue frames for the next flush."""
         self._frames.extend(frames)
 
     def flush(self) -> None:
-        """Send what there is, as far as it goes without waiting."""
+        """Send the queued frames until one has to wait."""
         frames = self._frames
         while frames and self._blocked is None:
             if self._dialect.is_joined:
@@ -148,7 +153,10 @@ class SendQueue:
             self.drive(self._dialect.message(payload))
 
     def has_room(self) -> bool:
-        """Whether the socket takes more; if not, an empty send waits for that."""
+        """Whether the socket takes more.
+
+        If it does not, start an empty send, which waits for room.
+        """
         if self._blocked is None and self._socket.is_full and self._dialect.is_joined:
             self.drive(self._dialect.message(b""))
         return self._blocked is None
@@ -159,7 +167,7 @@ class SendQueue:
             await asyncio.wait((self._blocked,))
 
     def stalled_ms(self, now: float) -> float:
-        """How long the socket has taken nothing at all, as seen from look to look."""
+        """How long the socket has taken no bytes, measured at each call."""
         assert self._blocked is not None
         buffered = self._socket.buffered_bytes()
         if buffered < self._buffered_bytes:
@@ -168,14 +176,14 @@ class SendQueue:
         return now - self._progress_ms
 
     def drive(self, message: dict[str, Any]) -> None:
-        """Send a message as far as it goes without waiting; a task does the rest, if any."""
+        """Send a message. If the send has to wait, a task finishes it."""
         sending = self._send(message)
         try:
             awaited = sending.send(None)
         except StopIteration:
             self.sent_ms = monotonic_ms()
         except _GONE as error:
-            # The client is gone; the owner of the connection is notified, too.
+            # The client is gone. The owner of the connection is notified of that as well.
             log.debug("a stream's socket is gone: %r", error)
             self._frames.clear()
         else:
@@ -186,11 +194,11 @@ class SendQueue:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a last frame would have to wait."""
+        """Whether a last frame would have to wait for room."""
         return self._blocked is not None
 
     async def _finish(self, sending: Coroutine[Any, Any, None], awaited: object) -> None:
-        """Finish a blocked send, then go on."""
+        """Finish a blocked send, then send the queued frames."""
         try:
             await _Resumed(sending, awaited)
         except _GONE as error:
@@ -199,7 +207,7 @@ class SendQueue:
         self._blocked = None
         self.sent_ms = monotonic_ms()
         full_ms = self.sent_ms - self._blocked_ms
-        # It may find the socket full again, and start a new wait.
+        # The flush may find the socket full again, and start a new wait.
         self.flush()
         self._on_room(full_ms)
 
@@ -218,14 +226,14 @@ class SendQueue:
         return blocked is not None
 
     def close(self, last: bytes, code: int) -> None:
-        """Send a last frame, if any, and the end, whether or not the socket is full."""
+        """Send a last frame, if any, and the end of the response, even if the socket is full."""
         self._socket.let_through()
         if last:
             self.drive(self._dialect.message(last))
         self.drive(self._dialect.last(code))
 
     def close_within(self, seconds: float) -> None:
-        """Close the connection once all is sent, in `seconds` in any case."""
+        """Close the connection once everything is sent, and after `seconds` at the latest."""
         self._socket.close_within(seconds)
 
     def abort(self) -> None:
@@ -234,7 +242,10 @@ class SendQueue:
 
 
 class ForeignSendQueue(SendQueue):
-    """Frames for a server that is not ours: each send is a task's, the next waits for it."""
+    """The frames of a connection of another ASGI server.
+
+    A task awaits each send; the next frame waits for it.
+    """
 
     __slots__ = ("_closing", "_foreign", "_rest")
 
@@ -253,11 +264,11 @@ class ForeignSendQueue(SendQueue):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a send has been under way for so long that a last frame would not get through."""
+        """Whether a send has taken so long that a last frame could not be sent."""
         return self._blocked is not None and monotonic_ms() - self._blocked_ms > _STUCK_MS
 
     def drive(self, message: dict[str, Any]) -> None:
-        """Send a message by a task."""
+        """Start a task that sends a message."""
         self._blocked_ms = self._progress_ms = monotonic_ms()
         self._blocked = asyncio.get_running_loop().create_task(self._deliver(message))
 
@@ -272,11 +283,11 @@ class ForeignSendQueue(SendQueue):
         self._on_room(full_ms)
 
     async def _sent(self, message: dict[str, Any]) -> bool:
-        """Send a message; returns whether the client is still there."""
+        """Send a message. Returns whether the client is still connected."""
         try:
             await self._send(message)
         except Exception as error:
-            # Whatever a server or a middleware raises when its client is gone.
+            # A server or a middleware may raise any error when its client is gone.
             log.debug("a stream's connection is gone: %r", error)
             self._foreign.end()
             return False
@@ -295,7 +306,9 @@ class ForeignSendQueue(SendQueue):
         return is_stuck
 
     def close(self, last: bytes, code: int) -> None:
-        """Send what is left, a last frame, if any, and the end, each behind the other."""
+        """Send the queued frames, a last frame, if any, and the end of the response, in this
+        order.
+        """
         messages = [self._dialect.message(frame) for frame in self._frames]
         self._frames.clear()
         if last:
@@ -312,16 +325,16 @@ class ForeignSendQueue(SendQueue):
         self._foreign.end()
 
     def close_within(self, seconds: float) -> None:
-        """Close the connection in `seconds`, whatever has been sent by then."""
+        """Close the connection after `seconds`, even if frames are unsent."""
         asyncio.get_running_loop().call_later(seconds, self._foreign.end)
 
     def abort(self) -> None:
-        """Close the connection: its server sees a response without an end."""
+        """Close the connection. Its server gets a response without an end."""
         self._foreign.end()
 
 
 def send_queue_of(send: Send, dialect: Dialect, on_room: Callable[[float], None]) -> SendQueue:
-    """The queue for a connection of ours or of another server."""
+    """The queue for a connection of this server or of another."""
     if isinstance(send, ForeignSend):
         return ForeignSendQueue(send, dialect, on_room)
     return SendQueue(send, dialect, on_room)
@@ -332,7 +345,7 @@ def _nobody(_full_ms: float) -> None:
 
 
 class _Resumed:
-    """A coroutine that was run by hand up to where it waits, awaited from there."""
+    """Awaits the rest of a coroutine that was stepped to its first wait."""
 
     __slots__ = ("_coroutine", "_awaited")
 

@@ -1,8 +1,9 @@
 """The bytes of server-sent events, comments and errors (§7.5). Pure.
 
-Frames have no `id:` line: each connection puts its own in front, so that one rendering serves every
-watcher of a batch. Payloads are copied into `data:` verbatim, except for line breaks between their
-tokens, each of which starts a new `data:` line. Called by `broadcast`, `watch`, `queues`.
+Frames have no `id:` line: each connection puts its own in front, so that every watcher of a batch
+gets the same rendered bytes. Payloads are copied into `data:` verbatim. Only a line break between
+JSON tokens is changed: it starts a new `data:` line. Used by `watch` and by the event streams of
+`live`, `queues`, `streams` and `views`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from topics_server.values.errors import TopicsError
 from topics_server.values.json_cache import JsonCache
 
 MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
-# Headers beside those of CORS (§7.3).
+# Headers in addition to those of CORS (§7.3).
 STREAM_HEADERS: Final = (
     (b"content-type", MEDIA_TYPE),
     (b"cache-control", b"no-store"),
@@ -51,16 +52,19 @@ def error_frame(code: int, message: str, **more: object) -> bytes:
 
 
 def consumer_lost(error: TopicsError) -> bytes:
-    """A consumer is gone for which the stream commits; the stream goes on without."""
+    """The frame that reports that a consumer no longer exists.
+
+    The stream continues without commits for it.
+    """
     return error_frame(404, error.message, **error.detail)
 
 
-# The last event of a stream whose key was revoked or now grants other rights.
+# The last event of a stream whose key was revoked or changed.
 REVOKED: Final = error_frame(401, "the key of this stream was revoked or changed")
 
 
 def records_json(event: Records, cache: JsonCache) -> bytes:
-    """The members of a record frame, without the braces around them; also a WebSocket's."""
+    """The members of a record frame, without the braces around them. WebSockets use them, too."""
     parts: list[bytes | memoryview] = [
         b'"topic":"%b","records":[' % event.topic.encode("ascii"),
     ]
@@ -77,7 +81,7 @@ def records_json(event: Records, cache: JsonCache) -> bytes:
 
 
 def topic_created(name: str, epoch: int) -> bytes:
-    """A topic of a followed prefix is followed from now on."""
+    """The frame that reports a new topic of a followed prefix."""
     return frame(b"topic-created", _encode({"topic": name, "epoch": epoch}))
 
 
@@ -97,7 +101,7 @@ def render(event: Event, cache: JsonCache) -> bytes:
 class SseDialect:
     """The dialect of server-sent events; see `send_queue.Dialect`."""
 
-    # Several frames may leave in one message.
+    # One message may hold several frames.
     is_joined: Final = True
 
     def render(self, event: Event, cache: JsonCache) -> bytes:
@@ -117,7 +121,7 @@ class SseDialect:
         return {"type": "http.response.body", "body": b"", "more_body": False}
 
     def position(self, topic: str, seq: int, head_seq: int) -> bytes:
-        """Nothing behind the `id:` line, which says it all: no event."""
+        """An empty frame: the `id:` line in front holds the position."""
         return b"\n"
 
     def heartbeat(self, now_ms: int) -> bytes:
@@ -130,7 +134,7 @@ class SseDialect:
         return error_frame(408, message, retry_after_ms=0)
 
     def failed(self, code: int, message: str) -> bytes:
-        """The last frame of a stream that cannot go on."""
+        """The last frame of a stream that cannot continue."""
         return error_frame(code, message)
 
 

@@ -1,4 +1,4 @@
-"""Where a subscription begins in topics that exist: at a seq, a time, the last, a consumer.
+"""Where a subscription begins in existing topics: at a seq, a time, the last records or a consumer.
 
 Used by `handlers` and by `api/websocket/handlers`.
 """
@@ -23,13 +23,13 @@ async def begin_seqs(
     nodes: frozenset[str],
     wanted: Filter | None = None,
 ) -> dict[str, int]:
-    """The cursor of each topic; `last` counts only records that the reader gets.
+    """The seq at which each topic's cursor begins. `last` counts only records that the reader gets.
 
     Raises `consumer_not_found`.
     """
     seqs: dict[str, int] = {}
-    # Consumers are read first, before this turn ends: a topic that is dropped and made again has
-    # other consumers.
+    # Read the consumers first, before any await: a topic that is dropped and created again
+    # meanwhile has other consumers.
     for name, view in views.items():
         start = starts[name]
         seqs[name] = view.head_seq if start.tail else start.from_seq
@@ -42,7 +42,7 @@ async def begin_seqs(
             try:
                 seqs[name] = await store.cursor_of(name, asked)
             except TopicsError as error:
-                # It was dropped meanwhile; the stream says so.
+                # The topic was dropped meanwhile. The stream reports that.
                 if error.code is not Code.TOPIC_NOT_FOUND:
                     raise
     return seqs

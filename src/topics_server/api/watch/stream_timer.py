@@ -1,6 +1,6 @@
 """One timer for the checks of all streams: heartbeats, and clients that do not read.
 
-Each stream has at most one check ahead; an earlier one replaces it. Loop thread only. Used by
+Each stream has at most one scheduled check; an earlier check replaces it. Loop thread only. Used by
 `broadcast`.
 """
 
@@ -19,17 +19,20 @@ _BEAT_MS: Final = 50
 
 
 class Checked(Protocol):
-    """A stream, as the timer sees it."""
+    """The part of a stream that the timer uses."""
 
     next_look: Look | None
 
     def look(self, now: float) -> None:
-        """A check that is due; `now` is of the monotonic clock, ms."""
+        """Run a check that is due. `now`: the monotonic clock, ms."""
         ...
 
 
 class Look:
-    """The time of a stream's check; without a stream, the check was moved or the stream is over."""
+    """A scheduled check of a stream.
+
+    `stream` is None if the check was moved or the stream is over.
+    """
 
     __slots__ = ("due_ms", "stream", "tie")
 
@@ -43,17 +46,20 @@ class Look:
 
 
 class StreamTimer:
-    """The checks ahead."""
+    """The scheduled checks of all streams."""
 
     def __init__(self) -> None:
-        # When each stream is to be checked next, a heap.
+        # A heap of the next check of each stream.
         self._looks: list[Look] = []
         self._ties = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
 
     def beat_at(self, stream: Checked, due_ms: float) -> None:
-        """Check the stream when its heartbeat is due; many are checked together."""
+        """Check the stream when its heartbeat is due.
+
+        The time is rounded up, so that streams share checks.
+        """
         self.look_at(stream, ceil(due_ms / _BEAT_MS) * _BEAT_MS)
 
     def look_at(self, stream: Checked, due_ms: float) -> None:

@@ -2,9 +2,9 @@
 
 A message is one JSON object whose `op` names the command. A publish is rebuilt as the append body
 that HTTP would send, a subscribe as the body of a watch; their parts are copied byte for byte. So
-each has one decoder, and the journal holds an append as it came. Unknown fields are ignored, wrong
-types are `invalid_request` with the field's path. An error carries the message's `request_id` if it
-could be decoded. Called by `api/websocket/handlers`.
+HTTP and WebSocket share their decoders, and the journal holds the bytes that the client sent.
+Unknown fields are ignored, wrong types are `invalid_request` with the field's path. An error
+carries the message's `request_id` if it could be decoded. Called by `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Ping(msgspec.Struct, tag_field="op", tag="ping", gc=False):
 
 
 class _Head(msgspec.Struct, gc=False):
-    """The fields that tell which command a message is, and of which topic."""
+    """The fields that name the command of a message, and its topic."""
 
     op: msgspec.Raw = _ABSENT
     request_id: msgspec.Raw = _ABSENT
@@ -105,7 +105,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """The lists of topics and prefixes, as the client sent them."""
+    """The lists of topics and prefixes, undecoded."""
 
     topics: msgspec.Raw = _ABSENT
     prefixes: msgspec.Raw = _ABSENT
@@ -124,7 +124,7 @@ class CommandLimits(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Follow these topics and prefixes, each from its start, with the same options; at least one.
+    """Follow at least one topic or prefix, each from its start, all with the same options.
 
     `wait`: wait for topics that do not exist yet.
     """
@@ -146,7 +146,7 @@ class Unsubscribe(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Append records; `body` is the body that HTTP would have had."""
+    """Append records. `body` is the same as the body of an append over HTTP."""
 
     request_id: str | None
     topic: str
@@ -159,7 +159,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """Answer that the socket is alive."""
+    """Request a `pong`."""
 
     request_id: str | None
 
@@ -168,7 +168,7 @@ Command = Subscribe | Unsubscribe | Publish | Ping
 
 
 class RefusedCommandError(Exception):
-    """An invalid message; `op` and `request_id` as far as they could be decoded."""
+    """An invalid message. `op` and `request_id` are set if they could be decoded."""
 
     def __init__(self, refusal: TopicsError, op: str | None, request_id: str | None) -> None:
         super().__init__(refusal.message)
@@ -186,7 +186,7 @@ _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_List
 
 def decode_command(text: str, limits: CommandLimits) -> Command:
     """The command of a text message; raises `RefusedCommandError`."""
-    # Text that no UTF-8 can hold (a lone surrogate) is refused by the decoder's own check.
+    # The decoder refuses text that UTF-8 cannot encode (a lone surrogate).
     body = text.encode("utf-8", "surrogatepass")
     try:
         most = {"topics": limits.max_topics, "prefixes": LIVE_PREFIXES_MAX}
@@ -214,10 +214,10 @@ def decode_command(text: str, limits: CommandLimits) -> Command:
 
 
 def check_head(text: str, check: Callable[[str, str | None], None]) -> None:
-    """Have `check` look at a message's `op` and `topic` before anything else of it is decoded.
+    """Call `check` with a message's `op` and `topic`, before the rest of the message is decoded.
 
-    The topic is None where it is no name, or there is none. What `check` raises becomes a
-    `RefusedCommandError`; a message whose head cannot be read is left to `decode_command`.
+    The topic is None if it is missing or no valid name. An error of `check` becomes a
+    `RefusedCommandError`. A message whose `op` cannot be read is left to `decode_command`.
     """
     op, request_id, topic = _read_head(text.encode("utf-8", "surrogatepass"))
     if op is None:
@@ -290,7 +290,8 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
             max_node_bytes=limits.max_node_bytes,
         )
     except TopicsError as error:
-        # The error is about the command, whose one topic is not in a map.
+        # This command has a single topic and no map, so the error names the field without the
+        # topic.
         field = str(error.detail.get("field", "")).removeprefix(f"topics.{sent.topic}.")
         raise invalid(error.message, field or None) from None
     matcher = None
@@ -327,7 +328,7 @@ def _unsubscribe(sent: _Unsubscribe) -> Unsubscribe:
 
 
 def _value(raw: msgspec.Raw) -> bytes:
-    """A member as it was sent; empty if it is absent or null."""
+    """The undecoded member; empty if it is absent or null."""
     sent = bytes(raw)
     return b"" if sent == _NULL else sent
 
@@ -366,7 +367,8 @@ def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
     )
     decoded = decode_append(body, max_records=limits.max_batch_records)
     if sent.traceparent:
-        # A character that no header has makes it invalid, as others do.
+        # A character that headers cannot hold makes the value invalid, like any other wrong
+        # character.
         trace = checked_trace(sent.traceparent.encode("ascii", "replace"))
         decoded = with_trace(decoded, trace)
     config = None if decoded.config is None else decode_inline_config(decoded.config, topic)
@@ -380,7 +382,7 @@ def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
 
 
 def joined(members: Iterable[tuple[str, bytes | msgspec.Raw]]) -> bytes:
-    """A JSON object of the members that are present, their values as they were sent."""
+    """A JSON object of the members that are present; their values are copied."""
     parts: list[bytes | msgspec.Raw] = []
     for key, value in members:
         if value:

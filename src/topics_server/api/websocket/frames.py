@@ -2,8 +2,8 @@
 
 `WS` is the dialect of `broadcast` for sockets: one message per event, `data` and `meta` byte for
 byte. The answers to commands are `subscribed`, `unsubscribed`, `ack`, `pong` and `error`. Absent
-members are left out, never null. Topic names need no escaping. Called by `api/watch/broadcast` (the
-dialect) and `api/websocket/handlers`.
+members are left out, never null. JSON need not escape any character of a topic name. Called by
+`api/watch/broadcast` (the dialect) and `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SocketDialect:
     is_joined: Final = False
 
     def render(self, event: Event, cache: JsonCache) -> bytes:
-        """One event as one message, the same bytes for every socket."""
+        """An event as one message; every socket gets the same bytes."""
         match event:
             case Records():
                 return _records(event, cache)
@@ -98,12 +98,12 @@ class SocketDialect:
         return {"type": "websocket.close", "code": code}
 
     def position(self, topic: str, seq: int, head_seq: int) -> bytes:
-        """`skipped`: no record up to `to_seq` passed the filter."""
+        """A `skipped` message: no record up to `to_seq` passed the filter."""
         fields = (topic.encode("ascii"), seq, head_seq)
         return b'{"op":"skipped","topic":"%b","to_seq":%d,"head_seq":%d}' % fields
 
     def heartbeat(self, now_ms: int) -> bytes | None:
-        """None: the protocol's own pings do that."""
+        """None: WebSocket pings serve as heartbeats."""
         return None
 
     def too_slow(self) -> bytes:
@@ -155,7 +155,7 @@ def subscribed(
 ) -> bytes:
     """The answer to a subscribe: the start of each topic.
 
-    `left_out`: topics of its prefixes beyond the most that a socket follows.
+    `left_out`: topics with its prefixes beyond the limit of a socket.
     """
     topics_json = b",".join(
         b'"%b":{"from_seq":%d,"head_seq":%d,"earliest_seq":%d%b}'
@@ -169,9 +169,9 @@ def subscribed(
 def unsubscribed(
     request_id: str | None, names: Sequence[str], prefixes: Sequence[str] = (), *, is_list: bool
 ) -> bytes:
-    """The answer to an unsubscribe: its topic, or its topics if it came with a list; its prefixes.
+    """The answer to an unsubscribe: its topic (a list if the command had a list) and its prefixes.
 
-    A command of prefixes alone names no topic.
+    The answer to a command of prefixes alone names no topic.
     """
     parts = [_opening(b"unsubscribed", request_id)]
     if is_list:
@@ -184,12 +184,15 @@ def unsubscribed(
 
 
 def topic_created(name: str, epoch: int) -> bytes:
-    """A topic of a followed prefix is followed from now on, from its first record."""
+    """The message that reports a new topic of a followed prefix.
+
+    The topic is read from its first record.
+    """
     return b'{"op":"topic_created","topic":"%b","epoch":%d}' % (name.encode("ascii"), epoch)
 
 
 def left_out(most: int, names: Sequence[str]) -> bytes:
-    """These topics match a prefix, but the socket follows its most topics."""
+    """The message that names topics which match a prefix, but exceed the limit of a socket."""
     message = f"the socket follows {most} topics, its maximum; it leaves out more that match"
     detail = {"limit": "max_watch_topics", "topics": names}
     return error(None, TopicsError(Code.THROTTLED, message, detail))
@@ -210,9 +213,9 @@ def ack(
     producer: ProducerStamp | None = None,
     is_met: bool = False,
 ) -> bytes:
-    """The answer to a publish: the fields of an append's answer, without false ones.
+    """The answer to a publish: the fields of an append's answer, without those that are false.
 
-    A producer's repeat has no seqs, unless it repeats that producer's last request.
+    The answer to a producer's repeat has no seqs, unless it repeats that producer's last request.
     """
     fields = b"" if producer is None else _producer(producer, done)
     if is_met:

@@ -1,14 +1,14 @@
 """`GET /v0/ws`: publish and follow topics over one WebSocket (§7).
 
-A connection is one task: it takes a message, executes it, takes the next. Only a publish runs
-beside the task: it continues when its client disconnects. Invariants: publishes of one socket are
+A connection is one task: it receives a message, executes it, receives the next. Only a publish runs
+outside the task: it continues when its client disconnects. Invariants: publishes of one socket are
 appended in order of arrival, topic by topic, and answered in order of arrival; a ready answer is
 sent before events of followed topics; a subscribe waits for the earlier publishes to its topics; at
-most `max_ws_commands` publishes of a socket are unanswered, none is read while those hold
-`WS_UNANSWERED_BYTES_MAX`, and nothing is read while its buffer is full. Answers and events are sent
-through one `BroadcastStream`. The socket stays open whatever a client sends; the protocol layer
-below closes it for an unreadable message (invalid UTF-8, too large). Called by `api/application`;
-loop thread only.
+most `max_ws_commands` publishes of a socket are unanswered; no message is received while the
+unanswered publishes hold `WS_UNANSWERED_BYTES_MAX`, or while the socket's buffer is full. Answers
+and events are sent through one `BroadcastStream`. An invalid command never closes the socket. The
+protocol layer below closes it after an unreadable message (invalid UTF-8, too large). Called by
+`api/application`; loop thread only.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ from topics_server.values.texts.key_list import ADMIN, READ, WRITE
 # Commands of one socket that run in one loop turn.
 _COMMANDS_A_TURN: Final = 16
 _CHARS_A_TURN: Final = 64 * KIB
-# A socket has no heartbeat of ours; this is how often `broadcast` checks one.
+# Sockets get no heartbeat frames; this is how often `broadcast` checks a socket.
 _LOOK_MS: Final = 60_000
-# Characters of a message in which a `config` is looked for, to name every missing scope.
+# How many characters of a message are searched for `config`, so that an error names every missing
+# scope.
 _NAMED_CHARS_MAX: Final = 4096
-# The scope that a key must grant for a command, whatever else the message holds.
+# The scope that every command of this kind requires.
 _SCOPES_OF_OPS: Final = {"publish": WRITE, "subscribe": READ}
-# The start of a topic that a prefix brings once it is created.
+# The start of a topic that is created with a followed prefix.
 _FIRST: Final = Start()
 _REVOKED: Final = "the key of this socket was revoked or changed"
 
@@ -92,7 +93,8 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         state.hosts.check(headers.get(b"host"))
         offered = scope.get("subprotocols", ())
         caller = authorized_socket(state.keys, headers, offered)
-        # No page can send `Authorization` with an opening, so a key does not vouch for its origin.
+        # A web page cannot send `Authorization` when it opens a WebSocket, so a key does not prove
+        # that the page's origin is allowed.
         check_origin(headers, state.settings.allowed_origins, is_authorized=False)
         admit(state)
         slot = ConnectionSlot(state, caller.key)
@@ -110,7 +112,10 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
 
 
 class _Answer:
-    """The place of one publish's answer among the others; `payload` is set when it is ready."""
+    """The answer to one publish, in its place among the others.
+
+    `payload` is set when it is ready.
+    """
 
     __slots__ = ("payload",)
 
@@ -121,8 +126,8 @@ class _Answer:
 class _Lane:
     """Unfinished publishes of one socket to one topic.
 
-    The topic's next publish does not start before `blocker`, the one started last, has its seqs;
-    `waiting` are those behind it. `unsettled` counts all.
+    `blocker` is the publish that started last; the next one starts once `blocker` has its seqs.
+    `waiting` holds the publishes behind it. `unsettled` counts all of them.
     """
 
     __slots__ = ("blocker", "unsettled", "waiting")
@@ -133,15 +138,15 @@ class _Lane:
         self.unsettled = 0
 
     def let_go(self, job: _Job) -> None:
-        """The job has its seqs, or will never have any."""
+        """Let the next publish start: this one has its seqs, or will never have any."""
         if self.blocker is job:
             self.blocker = None
 
 
 class _Job:
-    """One started publish: its `rest` runs when `awaited` is done.
+    """One publish. Once it has started, `rest` continues it when `awaited` is done.
 
-    `began_ms` is of the monotonic clock.
+    `began_ms` is by the monotonic clock.
     """
 
     __slots__ = ("answer", "began_ms", "command", "lane", "rest", "awaited")
@@ -164,7 +169,7 @@ class Connection:
         self._state = state
         self._caller = caller
         self._fanout = fanout
-        # The stream runs sends by hand, which needs coroutines.
+        # The stream steps through each send itself, so `send` must return coroutines.
         driven = cast(DrivenSend, send)
         self._stream: BroadcastStream = fanout.open(
             driven, ws_frames.WS, heartbeat_ms=_LOOK_MS, owner=self, on_gone=self._gone
@@ -174,11 +179,11 @@ class Connection:
         self._lanes: dict[str, _Lane] = {}
         # Started publishes, in order of arrival.
         self._under_way: dict[_Job, None] = {}
-        # Bytes of their bodies, and of publishes that wait to start.
+        # Bytes of the bodies of all publishes without an answer, whether or not they have started.
         self._unanswered_bytes = 0
         self._moved: asyncio.Future[None] | None = None
         self._is_draining = False
-        # From the first subscription on whose consumer the server commits for.
+        # Set by the first subscription with `ack: auto`.
         self._acks: AutoAcks | None = None
         settings = state.settings
         self._prefixes = SocketPrefixes(
@@ -205,7 +210,8 @@ class Connection:
             self._caller.forget(self._revoke)
             self._prefixes.stop()
             self._stream.close()
-        # Their records are appended even if nothing reads the answers any more.
+        # Wait for the started publishes: their records are appended even if nothing reads the
+        # answers.
         await self._until(lambda: not self._lanes)
 
     def _revoke(self) -> None:
@@ -225,8 +231,7 @@ class Connection:
             count += 1
             chars += len(text or "")
             if count >= _COMMANDS_A_TURN or chars >= _CHARS_A_TURN:
-                # Messages that have arrived are received without waiting: yield, so that other
-                # tasks run.
+                # Receiving a message that has arrived does not wait, so let other tasks run.
                 count = chars = 0
                 await asyncio.sleep(0)
 
@@ -239,7 +244,7 @@ class Connection:
     # --- commands -----------------------------------------------------------------------------
 
     async def _take(self, text: str | None) -> None:
-        """Execute one message, and answer it."""
+        """Execute and answer one message."""
         began_ms = monotonic_ms()
         command: Command | None = None
         try:
@@ -273,7 +278,7 @@ class Connection:
             self._refuse(payload, is_publish=isinstance(command, Publish))
 
     def _refuse(self, payload: bytes, *, is_publish: bool) -> None:
-        """Answer with an error; a publish's error keeps its place among the other answers."""
+        """Answer with an error. The error of a publish keeps its place among the answers."""
         if is_publish:
             self._place(payload)
         else:
@@ -284,14 +289,14 @@ class Connection:
 
     @property
     def _is_restricted(self) -> bool:
-        """Whether there are commands, or topics, that the key does not allow."""
+        """Whether the key forbids any command or topic."""
         return bool(self._caller.prefixes) or not self._caller.can(READ | WRITE)
 
     def _check_head(self, has_config: bool, op: str, topic: str | None) -> None:
-        """Whether the caller may do this at all, as far as a message's head tells.
+        """Raise `forbidden` if the head of a message shows that the caller may not do this.
 
-        `has_config`: a publish seems to bring a configuration; where the caller may not even
-        append, both missing scopes are named.
+        `has_config`: the publish seems to hold a configuration. If the caller may not even append,
+        the error then names both missing scopes.
         """
         scopes = _SCOPES_OF_OPS.get(op)
         if scopes is not None:
@@ -302,7 +307,7 @@ class Connection:
                 check_name(self._caller, topic, "topic")
 
     def _check(self, command: Command) -> None:
-        """Whether the caller may do this (§7, WebSocket). Raises `forbidden`."""
+        """Raise `forbidden` unless the caller may execute the command (§7, WebSocket)."""
         caller = self._caller
         if caller.key is None:
             return
@@ -325,7 +330,7 @@ class Connection:
                 check_name(caller, prefix, f"prefixes.{prefix}")
 
     def _is_published(self, command: Subscribe) -> bool:
-        """Whether no publish is under way to a topic that the command is about."""
+        """Whether no publish to a topic of this command is under way."""
         starts, prefixes = command.starts, tuple(command.prefixes)
         return not any(name in starts or name.startswith(prefixes) for name in self._lanes)
 
@@ -345,13 +350,15 @@ class Connection:
         most = self._state.settings.max_watch_topics
         if len(followed) > most:
             raise invalid(f"at most {most} topics are followed at once", "topics")
-        # Look again: topics may have come or gone. A new one is read from its first record.
+        # Choose again: topics may have been created or deleted. A new topic is read from its first
+        # record.
         found = self._prefixes.choose(command.prefixes, followed)
         cursors: list[Cursor] = []
         subscribed: list[tuple[str, ws_frames.Subscribed]] = []
         for name in (*command.starts, *found):
             start = starts.get(name, _FIRST)
-            # A topic that was created again since the last look is reported as created again.
+            # If a topic was created again meanwhile, the old view is used, so that the stream
+            # reports it.
             view = views.get(name) or resolve(name)
             if view is None and command.wait and start.consumer is None:
                 cursors.append(Cursor.waiting(name))
@@ -375,7 +382,10 @@ class Connection:
             stream.follow(cursor, options)
 
     def _ack(self, cursor: Cursor, start: Start) -> None:
-        """Commit for the consumer of a subscription, if it asks for that, instead of any before."""
+        """Commit for the subscription's consumer if it has `ack: auto`.
+
+        Replaces the topic's earlier consumer.
+        """
         if start.commits and start.consumer is not None:
             if self._acks is None:
                 dispatcher, store = self._fanout.dispatcher, admit(self._state)
@@ -410,11 +420,14 @@ class Connection:
         self._prefixes.fill()
 
     def _gone(self, name: str) -> None:
-        """The client was told that a followed topic is deleted; one of a prefix may come again."""
+        """The stream has reported a followed topic as deleted.
+
+        A topic with a prefix may be created again.
+        """
         self._stream.unfollow(name)
         self._prefixes.brought.discard(name)
         self._prefixes.fill()
-        # The topic may have been created again before its end was reported: a newer entry is here.
+        # The topic may have been created again before its deletion was reported.
         self._prefixes.created(name)
 
     # --- publishing ---------------------------------------------------------------------------
@@ -435,17 +448,17 @@ class Connection:
             self._run(job)
 
     def _run(self, job: _Job) -> None:
-        """Run a publish as far as it goes without waiting.
+        """Run a publish until it has to wait.
 
-        By hand and not as a task: so it has its seqs before the next command is read, and is
-        answered as soon as its wait is over (`before_frames`).
+        Stepping it here, without a task, gives the publish its seqs before the next command is
+        read, and its answer as soon as its wait is over (`before_frames`).
         """
         try:
             job.awaited = job.rest.send(None)
         except StopIteration as done:
             self._finish(job, done.value)
         except Exception:
-            # The caller may be the loop turn in which all readers are pumped: do not raise into it.
+            # Do not raise: the caller may be the dispatcher, which has other readers to serve.
             log.exception("defect while publishing to %s", job.command.topic)
             self._finish(job, ws_frames.error(job.command.request_id, internal()))
         else:
@@ -513,7 +526,7 @@ class Connection:
         )
 
     def _finish(self, job: _Job, payload: bytes) -> None:
-        """A publish has its answer; its topic's next one may start."""
+        """Store the answer of a publish. The topic's next publish may start."""
         lane = job.lane
         job.answer.payload = payload
         job.awaited = None
@@ -545,7 +558,7 @@ class Connection:
             self._moved.set_result(None)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Return when the condition holds; the end of a publish may change it."""
+        """Return when the condition holds. The condition is checked after each publish."""
         while not holds():
             self._moved = asyncio.get_running_loop().create_future()
             await self._moved

@@ -1,9 +1,10 @@
-"""The prefixes that one socket follows: their topics that exist, and those made later.
+"""The prefixes that one socket follows, with their existing topics and those made later.
 
 A later topic is announced by `topic_created` and read from its first record, with the options of
-its prefix; of several, that which was subscribed first. Beyond the most topics of a socket an
-`error` message says which ones it leaves out. When a followed topic is deleted or given up, one of
-them comes in from its first record. Loop thread only. Used by `handlers`.
+its prefix; if it has several prefixes, with the options of the one subscribed first. Beyond the
+most topics of a socket, an `error` message names the topics that are left out. When a followed
+topic is deleted or unsubscribed, one of those is added, from its first record. Loop thread only.
+Used by `handlers`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from topics_server.values.limits import LIVE_PREFIXES_MAX
 class SocketPrefixes:
     """The topics that one socket follows by prefix.
 
-    `most`: limit of followed topics, with those subscribed by name. `left_out`: some matching
-    topics beyond the limit. `brought`: the followed topics that no command named.
+    `most`: the limit of followed topics, those subscribed by name included. `left_out`: some of the
+    matching topics beyond the limit. `brought`: the followed topics that no command named.
     """
 
     __slots__ = ("_caller", "_dispatcher", "_most", "_options", "_stream", "brought", "left_out")
@@ -45,11 +46,11 @@ class SocketPrefixes:
         self._caller = caller
         self._stream = stream
         self._most = most
-        # By prefix, in the order of the commands.
+        # The options by prefix, in the order of the commands.
         self._options: dict[str, SubscriptionOptions] = {}
 
     def check(self, prefixes: Collection[str]) -> None:
-        """Whether the socket may follow these, too. Raises `invalid_request`."""
+        """Raise `invalid_request` if the socket may not follow these prefixes, too."""
         for prefix in prefixes:
             if prefix in self._options:
                 message = f'prefix "{clipped(prefix)}" is subscribed to: unsubscribe it first'
@@ -59,18 +60,18 @@ class SocketPrefixes:
             raise invalid(message, "prefixes")
 
     def follows(self, prefix: str) -> bool:
-        """Whether this very prefix is followed."""
+        """Whether exactly this prefix is followed."""
         return prefix in self._options
 
     def prefix_of(self, name: str, without: Collection[str] = ()) -> str | None:
-        """The prefix that a topic of this name is followed by, if any."""
+        """The followed prefix that matches this name, if any."""
         for prefix in self._options:
             if name.startswith(prefix) and prefix not in without:
                 return prefix
         return None
 
     def choose(self, prefixes: Mapping[str, Start], followed: Collection[str]) -> dict[str, Start]:
-        """The topics of new prefixes beside the followed ones, and where each begins.
+        """The topics that new prefixes add to the followed ones, and the start of each.
 
         Fills `left_out`.
         """
@@ -93,7 +94,9 @@ class SocketPrefixes:
             self._dispatcher.creations.watch(prefix, self.created)
 
     def end(self, prefixes: Iterable[str]) -> None:
-        """Follow these prefixes no more, nor topics that only they have brought."""
+        """Stop following these prefixes, and the topics that no other prefix and no command
+        names.
+        """
         for prefix in prefixes:
             del self._options[prefix]
             self._dispatcher.creations.stop_watching(prefix, self.created)
@@ -102,13 +105,13 @@ class SocketPrefixes:
             self._stream.unfollow(name)
 
     def stop(self) -> None:
-        """The socket is gone."""
+        """Stop following all prefixes: the socket is gone."""
         for prefix in self._options:
             self._dispatcher.creations.stop_watching(prefix, self.created)
         self._options.clear()
 
     def created(self, name: str) -> None:
-        """A topic of a prefix was created, or found."""
+        """Called for a topic that was created, or found, with one of the prefixes."""
         stream = self._stream
         if stream.is_over or name in stream.cursors or name in self.left_out:
             return
@@ -125,7 +128,9 @@ class SocketPrefixes:
         stream.follow(Cursor(name, view.topic_id, view.epoch, 0), self._options[prefix])
 
     def fill(self) -> None:
-        """A topic is deleted or given up: others that match come in, if there is room."""
+        """Called when a topic was deleted or unsubscribed: follow other matching topics, if there
+        is room.
+        """
         self.left_out.clear()
         if self._options:
             followed = self._stream.cursors

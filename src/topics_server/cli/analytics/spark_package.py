@@ -1,6 +1,7 @@
 """Finds `spark_jobs`, its packages and its help for the analytics verbs.
 
-`spark_jobs` is a package beside the server's. Only these commands import it, when they run.
+`spark_jobs` is a package of its own besides the server's. Only the analytics verbs import it, when
+they run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def load(module: str) -> Any:
 
 
 def require(what: str, need: str) -> None:
-    """Exit with code 2 and say what to install if a package in `need` is missing."""
+    """Exit with code 2 if a package in `need` is missing; the message says what to install."""
     installing = load("running.installing")
     if installing.missing(need):
         click.echo(installing.how(what, need), err=True)
@@ -31,9 +32,7 @@ def require(what: str, need: str) -> None:
 
 
 def run(ctx: click.Context, module: str, words: tuple[str, ...], *, is_help: bool) -> None:
-    """Run a module's `main`, or show its parser's help under the command name that the user
-    typed.
-    """
+    """Run a module's `main`, or print its parser's help under the command name that was typed."""
     loaded = load(module)
     if is_help:
         parser = loaded.arguments()

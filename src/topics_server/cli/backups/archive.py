@@ -1,6 +1,7 @@
 """`topics archive`: ls, verify, drill, prune and unlock of a continuous archive.
 
-Works on the archive itself, beside a running server. Exit code 1: a problem, or refused.
+Works on the archive itself, also while a server runs. Exit code 1: a problem was found, or the
+command was refused.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ command.add_command(drill_archive)
 def list_archive(ctx: click.Context, url: str, as_json: bool) -> None:
     """List the bases in the archive at URL, oldest first.
 
-    From each base, every moment up to the time `until` can be restored. Exit code 1: a part of the
-    archive cannot be read.
+    From each base, every moment up to the time `until` can be restored. Exit code 1: the archive
+    cannot be read completely.
     """
     from topics_server.archive.continuous.bases import ArchiveBases
     from topics_server.archive.continuous.history import ArchiveHistory
@@ -105,9 +106,9 @@ def verify(ctx: click.Context, url: str, as_json: bool) -> None:
 def prune(url: str, keep: str, skipped: tuple[int, ...], yes: bool, as_json: bool) -> None:
     """Remove the bases that no rule keeps, the parts before the window, and their segments.
 
-    The window reaches back to the oldest base that a rule of days or a count keeps: all its moments
-    stay. Bases that rules of weeks and months keep before it stay as single moments. The newest
-    base always stays.
+    The window begins at the oldest base that a rule of days or a count keeps; all moments in the
+    window stay. Older bases, which rules of weeks and months keep, stay as single moments. The
+    newest base always stays.
     """
     from topics_server.archive.continuous.prune import plan_prune, prune_archive
     from topics_server.archive.retention import parse_rules
@@ -146,8 +147,9 @@ def prune(url: str, keep: str, skipped: tuple[int, ...], yes: bool, as_json: boo
 def unlock(url: str, yes: bool) -> None:
     """Remove the lock that a killed prune left in a bucket.
 
-    While it is there, the server makes no new base. Make sure that no prune runs: two at a time, or
-    one beside a base, could remove what the other needs. A folder needs no unlock.
+    With the lock, the server makes no new base. First make sure that no prune runs: two prunes at
+    once, or a prune during a new base, could remove files that the other needs. A folder needs no
+    unlock.
     """
     try:
         store = opened(url)
@@ -168,12 +170,12 @@ def _rows(
     history: ArchiveHistory,
     problems: list[str],
 ) -> list[dict[str, int | str]]:
-    """A row for each base; `until` is the last moment of its stretch that its parts lead to."""
+    """A row for each base. `until` is the last moment that the parts behind the base reach."""
     from topics_server.archive.continuous.moments import shown
 
     ends: dict[int, tuple[int, int]] = {}
     for index, number in enumerate(numbers):
-        # The last part of each stretch: those before the next stretch, and the newest one.
+        # The last part of each stretch: the parts before a gap, and the newest part.
         is_last = index + 1 == len(numbers)
         try:
             facts = history.facts(number if is_last else numbers[index + 1])

@@ -1,4 +1,7 @@
-"""The archive at a URL, and the options that name a moment: `--to-seq`, `--to-time`, `--base`."""
+"""Opens the archive at a URL, and reads the options that name a moment.
+
+The options are `--to-seq`, `--to-time` and `--base`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _SEQ = re.compile(r"(.+)=([1-9][0-9]{0,19})", re.DOTALL)
 def finder(
     to_seq: str | None, to_time: str | None, base: int | None
 ) -> Callable[[Moments], RestorePoint]:
-    """The finder of the moment that the options name."""
+    """A function that finds the moment which the options name."""
     if to_seq is not None:
         found = _SEQ.fullmatch(to_seq)
         if found is None:
@@ -55,7 +58,7 @@ def _ms_of(text: str) -> int:
 
 
 def opened(url: str) -> ArchiveStore:
-    """The archive at a URL. Raises `Failure` for another place."""
+    """The archive at a URL. Raises `Failure` if there is no archive."""
     from topics_server.archive.continuous.places.opening import open_archive
     from topics_server.archive.continuous.verifying import owner_of
     from topics_server.wal.fs import OsFs

@@ -1,4 +1,4 @@
-"""`topics backup`: asks a running server for a backup, or copies a stopped server's directory.
+"""`topics backup`: makes a running server write a backup, or copies a stopped server's directory.
 
 Exit code 0: the backup is made. 1: it failed.
 """
@@ -46,10 +46,11 @@ def command(
     client: ServerConnection,
     as_json: bool,
 ) -> None:
-    """Make a backup of a running server into its TOPICS_BACKUP_DIR, while it goes on.
+    """Make a backup of a running server into its TOPICS_BACKUP_DIR. The server continues to serve.
 
-    With DIR: a backup of that data directory, whose server is stopped, into --into. Segments that
-    an earlier backup in the folder has are not copied again. 'topics restore' is the way back.
+    With DIR: make a backup of this data directory, whose server is stopped, into --into. Segments
+    that an earlier backup in the folder has are not copied again. 'topics restore' restores a
+    backup.
     """
     if directory is None:
         if into is not None or cold_dir is not None:
@@ -61,7 +62,7 @@ def command(
     from topics_server.archive.offline import back_up
     from topics_server.wal.fs import OsFs
 
-    # Absolute: the data directory notes it, for a run in another working directory as well.
+    # Make the path absolute: the data directory stores it for runs in other working directories.
     folder = str(Path(into).absolute())
     try:
         facts = back_up(OsFs(), directory, cold_dir, folder)

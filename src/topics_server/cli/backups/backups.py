@@ -1,6 +1,7 @@
 """`topics backups`: ls, verify, drill and prune of a backup folder.
 
-Works on the folder itself, beside a running server. Exit code 1: a problem, or refused.
+Works on the folder itself, also while a server runs. Exit code 1: a problem was found, or the
+command was refused.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def list_backups(ctx: click.Context, folder: str, as_json: bool) -> None:
             try:
                 found.append(repository.facts(number))
             except StorageError as error:
-                # Otherwise it was pruned meanwhile.
+                # A backup whose number is gone was pruned meanwhile.
                 if number in repository.numbers():
                     problems.append(str(error))
     except StorageError as error:
@@ -69,7 +70,7 @@ def list_backups(ctx: click.Context, folder: str, as_json: bool) -> None:
 def verify(ctx: click.Context, folder: str, number: int | None, as_json: bool) -> None:
     """Read every byte of the backups in FOLDER and compare it with its checksum."""
     try:
-        # `verify` tells itself what is wrong with the folder's owner.
+        # `verify` reports a damaged owner of the folder itself.
         repository = _opened(folder, [])
         if number is not None and number not in repository.numbers():
             raise Failure(f"{folder}: there is no backup {number}")
@@ -99,8 +100,8 @@ def verify(ctx: click.Context, folder: str, number: int | None, as_json: bool) -
 def prune(folder: str, keep: str, yes: bool, as_json: bool) -> None:
     """Remove all backups in FOLDER that no rule keeps, and the segments that only they need.
 
-    The newest backup always stays. Backups of deleted records end here: as long as one backup
-    holds a segment, the payloads of its deleted records stay in it.
+    The newest backup always stays. Only pruning removes the payloads of deleted records from
+    FOLDER: they stay there as long as a backup holds their segment.
     """
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.repository import Repository
@@ -145,7 +146,7 @@ def prune(folder: str, keep: str, yes: bool, as_json: bool) -> None:
 
 
 def _opened(folder: str, problems: list[str] | None = None) -> Repository:
-    """The backups in a folder. Its owner may be damaged only where `problems` takes that."""
+    """The backups in a folder. Adds a damaged owner to `problems`, or raises without `problems`."""
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.repository import Repository
     from topics_server.wal.fs import OsFs
@@ -154,7 +155,7 @@ def _opened(folder: str, problems: list[str] | None = None) -> Repository:
     try:
         repository.owner()
     except StorageError as error:
-        # Without any backup it is another folder.
+        # A folder without any backup is probably the wrong one.
         if problems is None or not repository.numbers():
             raise
         problems.append(str(error))

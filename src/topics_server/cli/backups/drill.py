@@ -2,11 +2,11 @@
 
 The restored directory is read twice: by `dump`, which reads the files, and by a server that starts
 on it. Both must show the same records of every topic, and as many topics as the backup or moment
-has. The scratch folder is removed in any case. Nobody else can read the restored store: the folder
-belongs to this user alone, and the server asks for a key that only this process knows.
+has. The scratch folder is always removed. Nobody else can read the restored store: only this user
+can open the folder, and the server requires a key that only this process has.
 
-What the server may rightly do to the records is left out of the comparison: records of a topic with
-a TTL expire, and routers append behind the last restored record.
+The comparison ignores changes that a running server may make: records of a topic with a TTL expire,
+and routers append behind the last restored record.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from topics_server.archive.continuous.moments import Moments, RestorePoint
 
 _KEY_BYTES: Final = 32
-# So many problems are shown; the others are counted.
+# The most problems that are shown; the others are only counted.
 SHOWN_MAX: Final = 10
 
 
 class TopicDigest(msgspec.Struct):
-    """The records of a topic: how many, up to which seq, and a hash of them in order."""
+    """The number of a topic's records, the last seq, and a hash of the records in order."""
 
     records: int = 0
     last_seq: int = 0
     hash: Any = msgspec.field(default_factory=xxhash.xxh3_64)
 
     def add(self, seq: int, ts: int, tag: str | None, data: bytes) -> None:
-        """The next record."""
+        """Add the next record."""
         self.records += 1
         self.last_seq = seq
         shown_tag = b"" if tag is None else msgspec.json.encode(tag)
@@ -61,7 +61,7 @@ class TopicDigest(msgspec.Struct):
 
 
 class Drilled(msgspec.Struct, kw_only=True):
-    """The result of a drill; without `problems` what was restored is as good as its store was."""
+    """The result of a drill. Without `problems`, the restored store equals the original store."""
 
     made: str
     topics: int
@@ -90,9 +90,9 @@ class BackupDrilled(Drilled, kw_only=True):
 
 
 class MomentDrilled(Drilled, kw_only=True):
-    """The drill of a moment of an archive.
+    """The result of a drill of a moment in an archive.
 
-    `base`: the part that names the base; `lsn`: of the newest entry.
+    `base` identifies the base; `lsn` is that of the newest entry.
     """
 
     base: int
@@ -199,8 +199,8 @@ def _run(
     restore: Callable[[str], tuple[Drilled, bool]],
     as_json: bool,
 ) -> NoReturn:
-    """One drill, its line, and its exit code."""
-    # SIGTERM as well ends the server and removes the folder.
+    """Run one drill, print its line, and return its exit code."""
+    # SIGTERM must end the server and remove the folder, too.
     signal.signal(signal.SIGTERM, lambda *_: ctx.exit(1))
     try:
         made = tempfile.mkdtemp(prefix="topics-drill-", dir=scratch)
@@ -228,7 +228,7 @@ def _run(
 
 
 def from_folder(folder: str, data: str, number: int | None) -> tuple[Drilled, bool]:
-    """Restore a backup; whether it names segments that were damaged when it was made."""
+    """Restore a backup. Returns whether it names segments that were damaged when it was made."""
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.repository import Repository
     from topics_server.archive.restore import restore
@@ -249,7 +249,10 @@ def from_folder(folder: str, data: str, number: int | None) -> tuple[Drilled, bo
 def _from_archive(
     url: str, data: str, find: Callable[[Moments], RestorePoint]
 ) -> tuple[Drilled, bool]:
-    """Restore a moment; whether its base names segments that were damaged when it was made."""
+    """Restore a moment.
+
+    Returns whether its base names segments that were damaged when it was made.
+    """
     from topics_server.archive.continuous.restoring import restore_moment
 
     points: list[RestorePoint] = []
@@ -277,7 +280,7 @@ def _utc(ts_ms: int) -> str:
 def drilled(
     fs: Fs, scratch: Path, start_within_ms: int, restore: Callable[[str], tuple[Drilled, bool]]
 ) -> Drilled:
-    """Restore into `scratch`, and compare. Raises `StorageError` if nothing can be restored."""
+    """Restore into `scratch`, and compare. Raises `StorageError` if the restore fails."""
     began_ms = monotonic_ms()
     data = scratch / "data"
     found, is_damaged = restore(str(data))
@@ -328,7 +331,7 @@ def _by_files(fs: Fs, data_dir: str, found: Drilled) -> dict[str, TopicDigest]:
 def _by_server(
     client: ServerConnection, topics: int, wanted: dict[str, TopicDigest], *, is_damaged: bool
 ) -> Iterator[str]:
-    """Compare the answers of a server; yield a line for each difference."""
+    """Compare the answers of a server with the files. Yields a line for each difference."""
     rows = rows_of(client, "/v0/topics", "topics", {})
     names = [msgspec.json.decode(row, type=_Named).topic for row in rows]
     if len(names) != topics:

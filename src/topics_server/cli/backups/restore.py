@@ -69,12 +69,12 @@ def command(
 ) -> None:
     """Make the data directory DIR, a new or empty folder, from a backup or an archive.
 
-    FOLDER holds backups, URL names a continuous archive. DIR is a store of its own, with a new id:
-    topics, records, deletes, queues, routers, producers and sessions as they were. New records get
-    seqs behind all that any backup or part knows; readers are told of the seqs between as damaged.
-    Views are built anew. Without an option the newest backup or moment is restored. A backup or
-    part that cannot be read stops the restore: it may know seqs that the others do not. With --skip
-    these may be assigned again.
+    FOLDER holds backups, URL names a continuous archive. DIR becomes a new store with a new id. It
+    has the topics, records, deletes, queues, routers, producers and sessions of the backup. New
+    records get seqs behind all seqs in any backup or part; readers get the seqs between as damaged.
+    Views are built anew. Without an option the newest backup or moment is restored. An unreadable
+    backup or part stops the restore, because it may contain seqs that the others do not have. With
+    --skip these seqs may be assigned again.
     """
     of_archive = {"--to-seq": to_seq, "--to-time": to_time, "--base": base}
     given = [name for name, value in of_archive.items() if value is not None]
@@ -129,7 +129,7 @@ def _from_archive(
 
 
 def _wanted(topics: str) -> Callable[[str], bool]:
-    """Whether a name is one of a list, in which * stands for any characters."""
+    """Whether a name matches one of the patterns, in which * stands for any characters."""
     patterns = [
         "".join("*" if char == "*" else f"[{char}]" if char in "[?" else char for char in part)
         for part in filter(None, (part.strip() for part in topics.split(",")))

@@ -1,8 +1,8 @@
 """`topics append TOPIC -`: appends every line of standard input as it arrives.
 
-Lines that have arrived together go in one request. Its idempotency key makes it safe to repeat the
-request after a broken connection. Unlike `load`, this verb does not compare lines with the topic:
-each run appends all its lines.
+Lines that have arrived together are sent in one request. Its idempotency key makes it safe to
+repeat the request after a broken connection. Unlike `load`, this verb does not compare lines with
+the topic: each run appends all its lines.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class _Stored(msgspec.Struct):
 
 
 def append_lines(client: ServerConnection, topic: str, template: Template) -> LinesSummary:
-    """Append every line that is not blank; raises `Failure` with a message that says what is
-    appended.
+    """Append every line that is not blank.
+
+    Raises `Failure`, whose message says which lines are appended.
     """
     cutter = Cutter(Shape())
     done = LinesSummary(topic)

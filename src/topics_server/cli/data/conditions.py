@@ -14,7 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def condition_options(function: F) -> F:
-    """Add the `--if-…` options, whose values come as the keyword arguments of `condition_of`."""
+    """Add the `--if-…` options; the verb gets their values as the keyword arguments of
+    `condition_of`.
+    """
     for option in (
         click.option(
             "--if-exists/--if-absent", default=None, help="Only if the topic exists, or does not."
@@ -47,7 +49,7 @@ def condition_of(
     if_after: int | None,
     if_exists: bool | None,
 ) -> bytes | None:
-    """The condition as JSON; None if no option asks for one."""
+    """The condition as JSON; None without any of the options."""
     fields: dict[str, object] = {
         "head_seq": if_head,
         "epoch": if_epoch,

@@ -60,9 +60,9 @@ def put(
     client: ServerConnection,
     as_json: bool,
 ) -> None:
-    """Make a CONSUMER of TOPIC; one that exists stays where it is.
+    """Make a CONSUMER of TOPIC; an existing one keeps its position.
 
-    The options of a hold change that of a consumer that exists, too. They need the scope admin.
+    The options of a hold also change an existing consumer. They need the scope admin.
     """
     if head and from_seq is not None:
         raise click.UsageError("--from-seq and --head: give one of them")
@@ -86,7 +86,7 @@ def put(
 @format_options
 @server_options
 def get(topic: str, consumer: str, client: ServerConnection, as_json: bool) -> None:
-    """Show where a consumer is, and how far behind the head."""
+    """Show the position of a consumer, and its distance from the head."""
     show_object(client.call("GET", _path(topic, consumer), repeatable=True), as_json=as_json)
 
 

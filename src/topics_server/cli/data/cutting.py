@@ -1,9 +1,9 @@
 """Cuts a line of a file into a record without changing value bytes. Pure.
 
-Owns which fields of a line become parts of a record (`Shape`), the text of a record and of a whole
-request body, and the fingerprint of a record that `resume` compares. A line must be one JSON value.
-Its parts are copied byte for byte, so numbers, key order, escapes and spaces inside a value stay as
-they were.
+Defines which fields of a line become parts of a record (`Shape`), the text of a record and of a
+whole request body, and the fingerprint of a record that `resume` compares. A line must be one JSON
+value. Its parts are copied byte for byte, so numbers, key order, escapes and spaces inside a value
+stay as they were.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _FIELDS: Final = ("data", "tag", "node", "meta")
 
 
 class BadLine(Exception):
-    """A line that cannot become a record; `line` counts the lines of the file that are not
-    blank.
-    """
+    """A line that cannot become a record. `line` is its number; blank lines are not counted."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -62,8 +60,8 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
 
 def fingerprint(data: bytes, tag: str | None, node: str | None, meta: bytes | None) -> bytes:
-    """Return 16 bytes that two records share if and only if (but for chance) all their parts are
-    equal.
+    """Return a hash of 16 bytes over all parts of a record; only equal records share it (but for
+    chance).
     """
     # JSON text has no byte 0, so a byte 0 separates the parts.
     parts = (

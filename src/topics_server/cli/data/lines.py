@@ -1,6 +1,6 @@
 """Reads lines of a plain or gzip file in bounded memory.
 
-Owns where batches end. For a file, the ends depend only on the file and the two sizes, never on
+Decides where batches end. For a file, the ends depend only on the file and the two sizes, never on
 where reading began, so a resumed load sends the same batches under the same idempotency keys. For a
 pipe or a terminal, a batch also ends when no bytes arrive for `IDLE_S`. Blank lines are skipped and
 not counted; line numbers begin at 1.
@@ -24,7 +24,7 @@ from topics_server.cli.connection import Failure
 from topics_server.values.limits import FRAME_BYTES_MAX, MIB
 
 STANDARD_INPUT: Final = "-"
-# If a stream brings no bytes for this long, its lines are sent before the batch is full.
+# If no bytes arrive for this long, the lines read so far are sent before the batch is full.
 IDLE_S: Final = 0.2
 _BLOCK_BYTES: Final = MIB
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -69,8 +69,7 @@ class LineFile:
         assert max_bytes > 0
         try:
             with self._open() as raw:
-                # Only a stream that is read once may be slow; a file always has its next bytes
-                # ready.
+                # Only a stream may be slow; the next bytes of a file are always ready.
                 is_idle = _never_idle if self.is_rewindable else raw.is_idle
                 stream = _inflated(raw)
                 yield from _batches(raw.tell_position, stream, max_records, max_bytes, is_idle)
@@ -86,10 +85,10 @@ class LineFile:
 
 
 def _standard_input() -> BinaryIO:
-    """Open standard input without a buffer of its own.
+    """Open standard input without a buffer.
 
-    A thread that waits inside a buffered reader holds its lock, and Python aborts if it cannot take
-    that lock at the end of the process.
+    A thread that waits inside a buffered reader holds the reader's lock, and Python aborts if it
+    cannot take that lock when the process ends.
     """
     buffered = sys.stdin.buffer
     try:
@@ -99,7 +98,10 @@ def _standard_input() -> BinaryIO:
 
 
 class _Counted(io.RawIOBase):
-    """A stream that counts the bytes taken from it and can return bytes that were peeked at."""
+    """A stream that counts the bytes taken from it.
+
+    `read` first returns the bytes that were peeked.
+    """
 
     def __init__(self, stream: BinaryIO, *, owned: bool) -> None:
         self._stream = stream
@@ -112,7 +114,7 @@ class _Counted(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the peeked bytes first, then the stream's."""
+        """Return the peeked bytes first, then bytes of the stream."""
         if size < 0:
             data, self._unread = self._unread + self._stream.read(), b""
         elif self._unread:
@@ -130,9 +132,7 @@ class _Counted(io.RawIOBase):
         return self.position
 
     def is_idle(self) -> bool:
-        """Whether the stream brings no bytes for `IDLE_S`; the end of the stream does not count as
-        idle.
-        """
+        """Whether no bytes arrive for `IDLE_S`. The end of the stream does not count as idle."""
         if self._unread:
             return False
         try:

@@ -1,6 +1,7 @@
 """`topics load`: appends every line of a file once, in order.
 
-Owns the options and the output; `loading` does the work, and `resume` has the rules for resuming.
+This module has the options and the output; `loading` does the work, and `resume` has the rules for
+resuming.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The work of `topics load`: compares topic and file, sends the rest.
 
-Lines become records in their order, so one request is in flight at a time; a thread prepares the
-next bodies meanwhile (reading, inflating, cutting). A few batches and the window of fingerprints
-bound the memory. Each request carries an idempotency key made of all the file's bytes up to the end
-of the request and of the seq that it expects: repeating it, in this run or right after the run was
-stopped, appends once.
+Records must keep the order of the lines, so one request is in flight at a time. Meanwhile a thread
+prepares the next bodies (reading, inflating, cutting). A few batches and the window of fingerprints
+bound the memory. Each request has an idempotency key, made from all bytes of the file up to the end
+of the request and from the expected seq. So a request that is repeated, in this run or right after
+it was stopped, appends once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.limits import MIB
 
 T = TypeVar("T")
-# The window of records that are compared: enough for a batch, and little to transfer.
+# The number of records that are compared: enough for a batch, and little to transfer.
 WINDOW_RECORDS_MAX: Final = 10_000
 WINDOW_RECORDS_MIN: Final = 16
 WINDOW_BYTES: Final = 32 * MIB
@@ -86,8 +86,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """The result of a load; `lines` counts the whole file, `stored` the lines that the topic
-    already    had.
+    """The result of a load.
+
+    `lines` counts the whole file; `stored` counts the lines that the topic already had.
     """
 
     topic: str
@@ -181,7 +182,9 @@ class Loading:
         return Result(topic, lines, min(stored, lines), loaded, self._next_seq - 1, elapsed_ms)
 
     def _progress(self, stored: int, loaded: int) -> str:
-        """The lines that are stored when a line is wrong, and the effect of a second run."""
+        """Text for the error about a wrong line: the stored lines, and the effect of a second
+        run.
+        """
         if not stored + loaded:
             return "nothing was appended"
         return (
@@ -227,8 +230,9 @@ class Loading:
         return TopicTail(state.head_seq, tuple(records))
 
     def _where_to_begin(self, tail: TopicTail) -> tuple[int, PrefixCheck | None]:
-        """Return the number of stored lines; while a check is still fed, `tail.head_seq` is only
-        assumed.
+        """Return the number of stored lines.
+
+        While a check still reads lines, this is only an assumption: `tail.head_seq`.
         """
         if self._plan.from_line is not None:
             return self._plan.from_line - 1, None
@@ -335,7 +339,7 @@ class Loading:
     def _may_repeat(self, error: CallRefused | ServerUnreachable) -> bool:
         if isinstance(error, CallRefused):
             return is_passing(error)
-        # The server may have executed the request: only its key makes repeating it safe.
+        # The server may have executed the request, so repeating it is safe only with its key.
         return not error.sent or self._window_ms >= 2000 * self._plan.retry_s
 
 

@@ -1,8 +1,8 @@
 """One append with producer headers, retried until its result is known.
 
-Used by `append`. The question for the producer's position stores nothing: it uses a seq that no
-producer reaches, and the refusal tells the next one. Headers and verdicts are those of the
-producers of `topics_server.client`, which programs that keep writing should use.
+Used by `append`. The request for the producer's position stores nothing: it has a seq that no
+producer reaches, and the server's refusal contains the next seq. Headers and verdicts are those of
+the producers of `topics_server.client`, which programs with many appends should use.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def append_as(
 
 
 def _place(request: _Request, epoch: int | None) -> tuple[int, int]:
-    """The epoch to write in and its next seq."""
+    """The epoch to write in, and the next seq in it."""
     answer, _ = _ask(request, epoch or 0, NUMBER_MAX)
     match request.target.verdict(answer.status, answer.headers, answer.body):
         case StampGap(expected=expected):
@@ -96,13 +96,13 @@ def _place(request: _Request, epoch: int | None) -> tuple[int, int]:
         case _:
             pass
     if answer.status == 400 and epoch is not None:
-        # later than the server's epoch; if that is not the reason, the append's answer says so
+        # later than the server's epoch; if there is another reason, the append's answer reports it
         return epoch, 0
     raise answer.refusal
 
 
 def _ask(request: _Request, epoch: int, seq: int) -> tuple[Answer, bool]:
-    """The first answer that is not a temporary failure, and whether an earlier one was lost."""
+    """The first answer that is not a temporary failure, and whether an earlier answer was lost."""
     more = {
         name.decode(): value for name, value in request.target.headers(request.producer, epoch, seq)
     }

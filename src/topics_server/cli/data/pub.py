@@ -1,8 +1,9 @@
 """`topics pub`: publishes standard input over a WebSocket (§7).
 
 The verb sends commands before earlier ones are acknowledged, at most `WINDOW` of them; the server
-answers in order. Lines of the input and frames of the server arrive in one queue, so one thread
-applies the rules: `Publisher`. The verb reads input only as fast as acknowledgements come.
+answers in order. Lines of the input and frames of the server arrive in one queue, so that one
+thread, which runs `Publisher`, applies all rules. The verb reads input only as fast as
+acknowledgements come.
 
 After a broken connection the verb reconnects. It resends unacknowledged lines only under
 idempotency keys. Without keys it cannot know whether they are stored, so it ends and names those
@@ -76,7 +77,7 @@ class PublishPlan(msgspec.Struct, frozen=True):
 
 
 class PublishSummary(msgspec.Struct):
-    """Counts of acknowledged lines; an earlier run had stored `deduped` of the lines."""
+    """Counts of acknowledged lines. `deduped` counts those that an earlier run had stored."""
 
     topic: str
     lines: int = 0
@@ -188,9 +189,7 @@ def command(
 
 
 class Input:
-    """Standard input as batches: lines that have arrived are sent at once, up to `size` lines a
-    batch.
-    """
+    """Standard input as batches of the lines that have arrived, at most `size` lines each."""
 
     def __init__(self, cutter: Cutter, node: str | None, size: int) -> None:
         self._cutter = cutter
@@ -252,7 +251,7 @@ class Input:
 
 
 class Publisher:
-    """One run of the verb; `summary` is correct at any time."""
+    """One run of the verb. `summary` is always up to date."""
 
     def __init__(self, client: ServerConnection, plan: PublishPlan) -> None:
         self.summary = PublishSummary(plan.topic)
@@ -303,7 +302,10 @@ class Publisher:
             ) from None
 
     def _read(self, source: Input) -> None:
-        """The input's thread: it takes one slot for each batch; the acknowledgement releases it."""
+        """The thread of the input.
+
+        It takes a slot for each batch; the acknowledgement releases the slot.
+        """
         end = _NoMore()
         try:
             for batch in source.batches():

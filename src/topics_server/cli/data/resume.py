@@ -1,9 +1,9 @@
 """Decides how many lines of a file a topic already holds. Pure.
 
-The server keeps no state about loads, so the topic itself shows how far a load came. A load appends
-line n of the file as the n-th record after its beginning, in whole batches, and nothing else.
-`resume` compares lines and records by a fingerprint (a hash) of the bytes of their data and meta,
-their tag and node.
+The server keeps no state about loads, so the topic itself shows how many lines are stored. A load
+appends line n of the file as the n-th record after its beginning, in whole batches, and nothing
+else. `resume` compares lines and records by a fingerprint (a hash) of the bytes of their data and
+meta, their tag and node.
 
 Two checks use the *window*, the topic's last records that still exist (deleted and evicted records
 leave their seq behind, so positions stay known):
@@ -16,7 +16,7 @@ leave their seq behind, so positions stay known):
    line k, up to line 1 or to the window's end. With one such k, the load continues after it. With
    none, it appends the whole file. If there are several (a file that repeats itself), or if k rests
    on a few records only and is not the end of a batch (a stopped load always leaves whole batches),
-   the answer is not known: `Unclear` says so, and the caller asks for --from-line.
+   the answer is not known: then `Unclear` is raised, and the error requests --from-line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-# So many equal records in a row are not a coincidence.
+# So many equal records in a row cannot be chance.
 CLEAR_RECORDS: Final = 100
 
 
@@ -53,7 +53,10 @@ class TopicTail(msgspec.Struct, frozen=True):
 
 
 class PrefixCheck:
-    """Check 1; takes the fingerprints of lines in order, from line 1 or only of those it wants."""
+    """Check 1.
+
+    Takes the fingerprints of lines in order, from line 1, or only of the lines that `wants` names.
+    """
 
     def __init__(self, tail: TopicTail) -> None:
         assert all(record.seq <= tail.head_seq for record in tail.records)
@@ -66,8 +69,9 @@ class PrefixCheck:
             )
 
     def wants(self, first_line: int, count: int) -> bool:
-        """Whether the check compares any of these lines; if not, the caller need not compute
-        fingerprints.
+        """Whether the check compares any of these lines.
+
+        If not, the caller need not compute fingerprints.
         """
         return first_line + count > self._first and first_line <= self._head_seq
 
@@ -79,8 +83,8 @@ class PrefixCheck:
                 raise Mismatch(f"record {line} of the topic is not line {line} of the file")
 
     def stored(self, lines_seen: int) -> int:
-        """The number of stored lines, once the check got `lines_seen` lines (at least `head_seq` if
-        there are so many).
+        """The number of stored lines, after the check got `lines_seen` lines (at least `head_seq`,
+        unless the file is shorter).
         """
         if lines_seen < self._head_seq:
             raise Mismatch(

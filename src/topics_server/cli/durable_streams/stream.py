@@ -1,7 +1,7 @@
 """`topics stream`: create, append, read, follow, close, rm of streams.
 
-A JSON stream consists of messages, one a line. Any other stream consists of bytes, which are sent
-and printed unchanged.
+A JSON stream consists of messages, one on each line. Any other stream consists of bytes, which are
+sent and printed unchanged.
 """
 
 from __future__ import annotations
@@ -174,8 +174,9 @@ def _produce(
 
 
 def _append(stream: StreamClient, content_type: str, batch: list[bytes]) -> None:
-    """Append bytes unchanged; append messages in one request, or as many at a time as the server
-    accepts.
+    """Append bytes or messages.
+
+    Messages are sent in one request, or in several if the server accepts fewer at a time.
     """
     if not is_json(content_type):
         stream.ask("POST", {"Content-Type": content_type}, b"".join(batch))

@@ -1,7 +1,7 @@
 """Requests to one Durable Stream, and their responses.
 
-Owns how the command line names a stream: a path below `/v1/stream/` of the server, or a whole URL.
-Errors are those of `cli`: `CallRefused` and `ServerUnreachable`.
+Resolves the names of streams on the command line: a path below `/v1/stream/` of the server, or a
+whole URL. Errors are those of `cli`: `CallRefused` and `ServerUnreachable`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAM_ROOT: Final = "/v1/stream/"
 START: Final = "-1"
 NOW: Final = "now"
 JSON: Final = "application/json"
-# A server ends a wait or a stream without news within a minute.
+# A server ends a long-poll or a stream without data within a minute.
 TIMEOUT: Final = httpx.Timeout(60.0, connect=CONNECT_S, read=90.0)
 
 
@@ -152,7 +152,7 @@ def url_of(client: ServerConnection, place: str) -> str:
 
 
 def check(found: httpx.Response) -> None:
-    """Raise the error of an answer that is no success."""
+    """Raise the error of an answer without success."""
     if found.status_code < 300:
         return
     if found.status_code == 409 and is_true(found.headers, "Stream-Closed"):

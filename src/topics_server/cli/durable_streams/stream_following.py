@@ -1,9 +1,9 @@
 """Follows a Durable Stream to its end across disconnects.
 
 It reads live data by Server-Sent Events or long-polling. Data of an SSE connection counts only when
-the `control` event after it has named the next offset. If the connection breaks before that, the
-data comes again. So every byte is yielded once. Following ends when the stream is closed and all
-its data was yielded.
+the `control` event after it has named the next offset. If the connection breaks before that event,
+the server sends the data again. So every byte is yielded once. Following ends when the stream is
+closed and all its data was yielded.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _read_control: Final = msgspec.json.Decoder(_Control)
 
 
 class StreamFollower:
-    """Follows one stream from `offset` on; `live` "auto" uses events for JSON and long-polling for
-    bytes.
+    """Follows one stream from `offset` on.
 
-    Bytes need not be text, and text events do not preserve every byte.
+    With `live` "auto" it uses events for JSON, and long-polling for bytes, because text events do
+    not preserve every byte.
     """
 
     def __init__(self, stream: StreamClient, offset: str, live: Live) -> None:
@@ -56,9 +56,11 @@ class StreamFollower:
         self._failures = 0
 
     def pages(self) -> Iterator[StreamReadPage]:
-        """Yield pages in order; raise an error of the first request, and retry after later ones.
+        """Yield pages in order.
 
-        Later permanent errors also raise `CallRefused`, for example when the stream was removed.
+        An error of the first request is raised; later temporary errors are retried.
+
+        Later permanent errors, for example when the stream was removed, raise `CallRefused`.
         """
         has_begun = False
         while True:
@@ -111,13 +113,14 @@ class StreamFollower:
                 raise Failure(f"bad_answer: the answer is not an event stream: {error}") from None
 
     def _pages(self, parts: list[bytes], control: _Control) -> Iterator[StreamReadPage]:
-        """Yield the events before a control event; each event of a JSON stream is an array of its
-        own.
+        """Yield a page for each control event.
+
+        Each data event of a JSON stream is an array of its own.
         """
         if not self._is_json:
             parts = [b"".join(parts)]
         for part in parts[:-1]:
-            # The offset moves only after the last of them.
+            # The offset moves only after the last page.
             yield StreamReadPage(part, self._is_json, self.offset, "", True, False)
         yield StreamReadPage(
             parts[-1] if parts else b"",

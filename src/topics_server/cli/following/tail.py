@@ -1,8 +1,8 @@
 """`topics tail`: prints new records of topics as they arrive (§7).
 
-A record is printed once, as the server rendered it; `watch_stream` reconnects after any disconnect.
-A gap is always printed: as a line on standard error, and in NDJSON also as a line `{"tombstone":…}`
-in its place.
+Each record is printed once, in the server's own bytes; `watch_stream` reconnects after any
+disconnect. A gap is always printed: as a line on standard error, and in NDJSON also as a line
+`{"tombstone":…}` in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics_server.cli.output import format_options, note, write_line
 from topics_server.cli.paging import show_records
 from topics_server.cli.stopping import stopped_by_reader
 
-# Options that a watch and a diff share.
+# Options that exist for a watch and for a diff.
 _QUERY: Final = ("include_meta", "include_tags", "node", "filter")
 
 
@@ -118,7 +118,10 @@ class _Printer:
         self._names = names
 
     def show(self, frame: Frame) -> None:
-        """Print the records or the gap of a frame; heads and heartbeats are not shown."""
+        """Print the records or the gap of a frame.
+
+        Caught-up frames and heartbeats are not shown.
+        """
         match frame.body:
             case RecordsFrame(topic=topic, records=records):
                 self.show_records(topic, records)

@@ -45,7 +45,7 @@ def command(
     options: dict[str, Any],
     client: ServerConnection,
 ) -> None:
-    """Print the frames of a watch of TOPICs, one JSON value a line, until Ctrl-C.
+    """Print the frames of a watch of TOPICs, each as one line of JSON, until Ctrl-C.
 
     FROM is the seq to begin after, or the word tail for new records only. Without FROM the watch
     begins at the first record.

@@ -1,13 +1,12 @@
 """Follows topics over server-sent events without loss or repeats (§7).
 
-Owns what `tail` and `watch` share: the session, its stream, and reconnecting after the stream ends.
-It opens the next stream with the id of the last frame that it yielded; if the session is gone, it
-makes a new one from that id. A frame moves a topic's `Position`; records at or below that position
-are removed from later frames, so that no record is yielded twice.
+Holds the common code of `tail` and `watch`: the session, its stream, and reconnecting after the
+stream ends. It opens the next stream with the id of the last frame that it yielded; if the session
+is gone, it makes a new one from that id. A frame moves a topic's `Position`; records at or below
+that position are removed from later frames, so that no record is yielded twice.
 
 `Positions` is plain state. `WatchFollower` drives it: blocking, one thread, frames as an iterator.
-The socket's read timeout is the watchdog, because any byte, also that of a heartbeat, is a sign of
-life.
+The socket's read timeout detects a dead server, because heartbeats arrive even without records.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ from topics_server.cli.record_filters import filter_options
 HEARTBEAT_MS: Final = 15_000
 # How late a heartbeat may be before the connection counts as dead.
 SLACK_S: Final = 5.0
-# The wait before reconnecting until the server names one, and the longest wait, whatever it names.
+# The wait before reconnecting, until the server sets another; and the longest wait, even if the
+# server asks for more.
 RETRY_MS: Final = 2000
 RETRY_MAX_MS: Final = 30_000
 # Answers and error frames after which the client must make a new session.
@@ -145,7 +145,10 @@ class Positions:
         return [record for record in frame.records if seq_of(record) > seq]
 
     def take(self, body: Body) -> bool:
-        """Note that a frame was yielded; False if it only repeats that a topic is deleted."""
+        """Move the position behind a frame.
+
+        Returns False if the frame only repeats a topic's deletion.
+        """
         match body:
             case RecordsFrame(topic=topic, to_seq=to_seq):
                 self._move(topic, to_seq)
@@ -166,13 +169,13 @@ class Positions:
         return True
 
     def lost(self, remaining: set[str]) -> list[str]:
-        """Note which topics a new session found; return those that were deleted since."""
+        """Store which topics a new session found. Returns those that were deleted since."""
         lost = [name for name in self.live if name not in remaining]
         self._deleted.update(lost)
         return lost
 
     def _move(self, topic: str, seq: int) -> None:
-        # a new log replaced the old one, whatever position that had
+        # a new log replaced the old one, so the old position does not count
         is_new = topic in self._deleted
         self._seqs[topic] = seq if is_new else max(seq, self._seqs.get(topic, 0))
         self._deleted.discard(topic)
@@ -188,11 +191,11 @@ class _Ended(Exception):
 
 
 class WatchFollower:
-    """Follows one or more topics until the caller stops or all topics are deleted.
+    """Follows topics until the caller stops or all of them are deleted.
 
     `topics` and `options` are the body of `POST /v0/watch`. If the server refuses the first
-    request, or later refuses permanently, `frames` raises `CallRefused`. If no server answers, that
-    is an error at first only; later the follower waits for it.
+    request, or later refuses permanently, `frames` raises `CallRefused`. If no server answers the
+    first request, that is an error; later the follower waits for the server.
     """
 
     def __init__(
@@ -298,7 +301,7 @@ class WatchFollower:
                 if event.retry is not None:
                     self._retry_ms = event.retry
                 if not event.data:
-                    # After records that a filter left out there may be a position alone.
+                    # If a filter left records out, a frame may hold a position alone.
                     self._last_id = event.id or self._last_id
                     continue
                 frame = _frame(event)
@@ -307,7 +310,8 @@ class WatchFollower:
                     _heed(frame.body)
                 elif self._hands_out(frame):
                     yield frame
-                # Only now: a frame that the caller did not finish must come again.
+                # Move the position only now: a frame that the caller did not finish must be sent
+                # again.
                 self._last_id = event.id or self._last_id
                 self._attempts = 0
                 if not self._positions.live:
@@ -315,7 +319,7 @@ class WatchFollower:
         raise _Ended("the server ended the stream")
 
     def _hands_out(self, frame: Frame) -> bool:
-        """Whether the caller gets this frame; keeps only its new records."""
+        """Remove repeated records from a frame. Returns whether the caller gets the frame."""
         assert self._positions is not None
         if frame.body is None:
             return True
@@ -324,13 +328,15 @@ class WatchFollower:
         return self._positions.take(frame.body)
 
     def _prepare(self, end: _Ended) -> None:
-        """Print the reason once and wait as the server asked, longer after each failed try."""
+        """Print the reason once, and wait as long as the server asked, longer after each failed
+        try.
+        """
         if end.anew:
             self._stream_url = ""
         self._attempts += 1
         wait_ms = end.wait_ms
         if wait_ms is None or self._attempts > 1:
-            # A session may be made anew at once only once in a row.
+            # Make only one new session in a row without a wait.
             longer = self._retry_ms * 2 ** min(self._attempts - 1, 10)
             wait_ms = max(wait_ms or 0, min(longer, max(self._retry_ms, RETRY_MAX_MS)))
         if end.anew:
@@ -378,7 +384,7 @@ def _end_of(error: CallRefused) -> Exception:
     return error
 
 
-# -- what both verbs share on the command line ---------------------------------------------------
+# -- common options of both verbs ---------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")

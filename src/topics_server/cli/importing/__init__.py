@@ -1,4 +1,5 @@
-"""The verb `topics import`: records of files and of other servers, once and with their times.
+"""The verb `topics import`: imports records of files and other servers, each once and with its
+time.
 
 - `appending`: appends a source's batches once; its producer's epoch is the position.
 - `export_folder`: the files of a folder that `topics export` wrote.

@@ -1,18 +1,17 @@
 """Appends the batches of a source to a topic, each once and in order.
 
-The position in the source is kept by the topic itself, as the state of a producer: the batch that
-ends at position p is sent with `Producer-Epoch` p and `Producer-Seq` 0. A producer's epoch only
-rises, and the topic stores it in the same frame as the records. So the epoch says how far the
-import is, after a kill of either process too, and a batch that is sent twice is recognised. Below
-the position, the epoch has `CHECK_BITS` bits of a checksum, by which the source recognises that it
-is still the same.
+The topic itself stores the position in the source, as the state of a producer: the batch that ends
+at position p is sent with `Producer-Epoch` p and `Producer-Seq` 0. A producer's epoch only rises,
+and the topic stores it in the same frame as the records. So the epoch shows the progress of the
+import, even after a kill of either process, and the server detects a batch that is sent twice. The
+epoch's low `CHECK_BITS` bits are a checksum, by which the source detects that it was changed.
 
-Two imports of one source could send batches that overlap; therefore each batch is appended only at
-the head that the importer knows (`if.head_seq`). When another client has appended meanwhile, the
-importer asks for its position and for the head again.
+Two imports of one source could send batches that overlap. Therefore each batch is appended only if
+the head is the one that the importer read before (`if.head_seq`). If another client has appended
+meanwhile, the importer reads its position and the head again.
 
-A topic forgets a producer that has appended nothing for 7 days. Then the stamps of the topic's
-records tell the position.
+A topic forgets a producer that has appended nothing for 7 days. Then the importer finds the
+position from the stamps of the topic's records.
 """
 
 from __future__ import annotations
@@ -48,16 +47,19 @@ from topics_server.runtime.clock import now_ms
 CHECK_BITS: Final = 13
 POSITION_MAX: Final = 2 ** (53 - CHECK_BITS) - 1
 CHECK_MASK: Final = 2**CHECK_BITS - 1
-# Records newer than this are of producers that the topic still knows: a day less than the 7 days
-# after which it forgets them, for clocks that differ.
+# The topic still remembers the producers of records newer than this. It forgets them after 7 days;
+# a day is subtracted because clocks may differ.
 FORGOTTEN_MS: Final = 6 * 86_400_000
-# How often another client may come first with its append before the import gives up.
+# How often another client may append first before the import gives up.
 OVERTAKEN_MAX: Final = 1_000
 _PROBE: Final = b'{"records":[{"data":null}],"create":false}'
 
 
 class SourcePlace(msgspec.Struct, frozen=True):
-    """How far a source is imported; `check` is None if only the stamps of records tell it."""
+    """The imported position of a source.
+
+    `check` is None if the position comes from the stamps of records.
+    """
 
     position: int
     check: int | None
@@ -117,12 +119,12 @@ class Appending:
         self._target = Target(url=client.url, path=self._path, content_type=JSON, is_topic=True)
         self._at = 0
 
-    # -- where to go on ------------------------------------------------------------------------
+    # -- where to continue ------------------------------------------------------------------------
 
     def resume(self, *, append_anyway: bool) -> SourcePlace | None:
-        """How far the source is imported; None: nothing of it. Raises `Failure`.
+        """The imported position of the source; None if nothing of it is imported. Raises `Failure`.
 
-        A topic that holds records, but none of this source, is refused unless `append_anyway`.
+        A topic with records, but none of this source, is refused unless `append_anyway`.
         """
         self.head_seq = self._head(is_first=True)
         epoch = self._epoch()
@@ -148,7 +150,7 @@ class Appending:
         return msgspec.json.decode(answer.body, type=_State).head_seq
 
     def _epoch(self) -> int | None:
-        """The producer's epoch in the topic. The question stores nothing."""
+        """The producer's epoch in the topic. The request stores nothing."""
         answer = self._asked("POST", self._path, _PROBE, self._headers(0, NUMBER_MAX))
         if answer.status == 404 and answer.refusal.code == "topic_not_found":
             return None
@@ -163,7 +165,7 @@ class Appending:
                 raise answer.refusal
 
     def _place_by_stamps(self) -> SourcePlace | None:
-        """The position by records that are older than the producers which the topic still keeps."""
+        """The position from the stamps of records whose producer the topic no longer remembers."""
         until_ms = now_ms() - FORGOTTEN_MS
         position = 0
         name = STAMP.encode()
@@ -197,7 +199,7 @@ class Appending:
                     self.head_seq = first_seq + len(batch.records) - 1
                     break
                 case Repeated():
-                    # An earlier try, or another import of the same source, has stored it.
+                    # An earlier try, or another import of the same source, has stored this batch.
                     last_seq = number(answer.headers, "topic-last-seq")
                     self.head_seq = last_seq if last_seq is not None else self._head()
                     break
@@ -213,7 +215,10 @@ class Appending:
         self._at = batch.position
 
     def _make_way(self, answer: Answer, batch: ImportBatch) -> None:
-        """After a failed condition: ask where the head is, and whether this import is alone."""
+        """After a failed condition: read the head again.
+
+        Raises if another import of this source runs.
+        """
         refused = answer.refusal
         if refused.code != "condition_failed":
             if refused.most_records is not None:
@@ -253,7 +258,7 @@ class Appending:
         *,
         is_first: bool = False,
     ) -> Answer:
-        """The answer, once the server is neither busy nor away. Each request may be repeated."""
+        """The answer, after the server is neither busy nor away. Every request may be repeated."""
 
         def attempt() -> Answer:
             answer = self._client.ask(method, path, body, more)
@@ -267,7 +272,9 @@ class Appending:
 def patient(
     attempt: Callable[[], Answer], retry_s: float, what: str, tell: Tell, *, is_first: bool = False
 ) -> Answer:
-    """The first answer of a server that may be busy or away; says that a second run continues.
+    """The first answer of a server that may be busy or away.
+
+    Messages say that a second run continues.
 
     `is_first`: fail at once if no server listens, as every other verb does.
     """

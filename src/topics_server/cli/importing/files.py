@@ -1,9 +1,9 @@
 """A source that reads the lines of files, one file after the other.
 
-The position is the number of a line, over all the files, blank lines not counted. `check` is taken
-from a hash of all lines up to the position: a second run with a file that differs before the
-position is refused, a file that has grown since is continued. The first line names the source, so
-that a file may be moved and renamed.
+The position is the number of a line over all files; blank lines are not counted. `check` is part of
+a hash of all lines up to the position. A second run is refused if a file differs before the
+position, and continues a file that has grown since. The first line names the source, so that a file
+may be moved and renamed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from topics_server.cli.retries import Tell
 from topics_server.values.limits import MIB
 
 BATCH_BYTES: Final = MIB
-# Bad lines and gaps that are reported one by one; the others are counted.
+# The most bad lines and gaps that are reported one by one; the others are counted.
 SHOWN_MAX: Final = 20
 _REASON_MAX: Final = 40
 
 
 class Tally(msgspec.Struct):
-    """Counts of everything that a source has found besides records."""
+    """Counts of the gaps and bad lines that a source has found."""
 
     gaps: int = 0
     bad_lines: int = 0
@@ -39,7 +39,8 @@ class Tally(msgspec.Struct):
 class _Part(msgspec.Struct, frozen=True):
     """A batch of one of the files.
 
-    `lines` counts over all files, and `before` of them are in earlier files; `done`: input bytes.
+    `lines` counts the lines of all files; `before` of them are in earlier files. `done`: input
+    bytes.
     """
 
     path: str
@@ -53,7 +54,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class FileSource:
-    """The lines of some files that belong together, as a source."""
+    """A source of the lines of several files that belong together."""
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class FileSource:
         self._tell = tell
         sizes = [file.total_bytes for file in self._files]
         self.total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
-        # Standard input is read once, so its first batch is read before the source has a name.
+        # Standard input can be read only once, and its first line names the source, so read a batch
+        # now.
         self._lines: Iterator[_Part] = self._batches()
         first = next(self._lines, None)
         self.is_empty = first is None
@@ -98,8 +100,8 @@ class FileSource:
     def batches(self, place: SourcePlace | None) -> Iterator[tuple[ImportBatch | None, int]]:
         """Yield the batches behind `place`, each with the input bytes read so far.
 
-        None stands for lines that are imported already. Raises `Failure` if the files are not
-        those that were imported up to there, and at a bad line.
+        Yields None for lines that are imported already. Raises `Failure` at a bad line, and if the
+        lines up to `place` are not the imported ones.
         """
         after = 0 if place is None else place.position
         seen = xxhash.xxh3_64()
@@ -153,7 +155,10 @@ class FileSource:
         return records
 
     def _tell_gap(self, first: int, last: int, reason: str) -> None:
-        """Report some gaps one by one; a file may say anything as a reason, also to a terminal."""
+        """Report the first gaps one by one.
+
+        The reason comes from the file, so make it safe for a terminal.
+        """
         if self.tally.gaps <= SHOWN_MAX:
             shown = "".join(char if char.isprintable() else "?" for char in reason[:_REASON_MAX])
             self._tell(f"gap: records {first} to {last} were gone there ({shown})")
@@ -171,7 +176,7 @@ class FileSource:
             self._tell("further bad lines are left out and counted")
 
     def _batches(self) -> Iterator[_Part]:
-        """Batches over all files: lines and input bytes are counted on."""
+        """Batches of all files. Counts of lines and input bytes continue over the files."""
         before = done = 0
         for file in self._files:
             last = 0

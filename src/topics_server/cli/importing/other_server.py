@@ -1,9 +1,9 @@
 """A source that reads a topic of another server by diff, from a position to its head.
 
-The position is a seq of the source, `check` is taken from the record there. The source has a name
-made of the server's address, the topic and its epoch: a topic that was dropped and made again is
-another source. Gaps are told as the server tells them; deleted records are absent silently, as for
-every reader.
+The position is a seq of the source; `check` is computed from the record at this seq. The name of
+the source consists of the server's address, the topic and its epoch: a topic that was dropped and
+created again is another source. The server's gaps are reported. Deleted records are skipped without
+a report, as for every reader.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SourceServer:
         self._tell = tell
 
     def names(self, topics: Sequence[str], prefix: str | None) -> list[str]:
-        """The named topics, those with the prefix, or without both all of them."""
+        """The named topics and those with the prefix; without names and prefix, all topics."""
         if topics:
             return list(dict.fromkeys(topics))
         rows = rows_of(self.client, "/v0/topics", "topics", {"prefix": prefix or ""})
@@ -106,8 +106,8 @@ class ServerSource:
     def batches(self, place: SourcePlace | None) -> Iterator[tuple[ImportBatch | None, int]]:
         """Yield the batches behind `place`, each with the seq read so far.
 
-        None stands for seqs without records. Raises `Failure` if the topic is not the one that was
-        imported up to there.
+        Yields None for seqs without records. Raises `Failure` if the record at `place` is not the
+        imported one.
         """
         at = 0 if place is None else place.position
         if place is not None:
@@ -122,7 +122,8 @@ class ServerSource:
                     f"source ({gap.reason})"
                 )
             yield self._batch(page.records), page.next_from_seq
-            # The head as of the begin: a source that grows meanwhile must not hold the import up.
+            # Read up to the head at the start: a source that grows meanwhile must not prolong the
+            # import.
             if page.caught_up or page.next_from_seq >= self.head_seq:
                 return
             assert page.next_from_seq > at or page.records, "a page below the head moves its cursor"
@@ -175,7 +176,7 @@ class ServerSource:
         return ImportBatch([each.text for each, _ in stamped], last, stamped[-1][1], what)
 
     def _stamped(self, raw: msgspec.Raw) -> tuple[Stamped, int]:
-        """The record to append, and the check of its place."""
+        """The record to append, and the check of its position."""
         members = _members.decode(raw)
         try:
             found = stamped_record(members, self.name, None)

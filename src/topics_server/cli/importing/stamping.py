@@ -1,6 +1,6 @@
 """Turns a line of a file or a record of another server into a record to append. Pure.
 
-A record that is imported gets a new seq and a new time. Where it came from stays in its `meta`:
+An imported record gets a new seq and a new time. Its `meta` stores its origin:
 
     {"trace":"z9"}  ->  {"$imported":{"from":"file:1c9…","line":7,"seq":9,"ts":1748450001000},
                          "trace":"z9"}
@@ -23,7 +23,7 @@ from msgspec import Raw
 from topics_server.cli.data.cutting import BadLine, Cut, Cutter, Shape
 
 STAMP: Final = "$imported"
-# Members that a record's line may have besides those that begin with "$", which readers ignore.
+# Members that a record's line may have. Members that begin with "$" are allowed and ignored, too.
 _PLAIN: Final = frozenset({"data", "tag", "node", "meta", "topic"})
 _TIME_MAX: Final = 2**53 - 1
 _encode: Final = msgspec.json.Encoder().encode
@@ -31,7 +31,7 @@ _members: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of `$imported`; the order of the fields is that of the members."""
+    """The value of `$imported`, with its members in this order."""
 
     source: str = msgspec.field(name="from")
     line: int | None = None
@@ -44,7 +44,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def position(self) -> int:
-        """The position in the source: of a file the line, else the seq."""
+        """The position in the source: the line in a file, or else the seq."""
         return self.line or self.seq or 0
 
 
@@ -57,7 +57,7 @@ class Stamped(msgspec.Struct, frozen=True, gc=False):
 
 
 class GapLine(msgspec.Struct, frozen=True):
-    """A line `{"tombstone":…}`, which `topics read` prints where records were gone."""
+    """A line `{"tombstone":…}`, which `topics read` prints in place of lost records."""
 
     first: int
     last: int
@@ -73,7 +73,7 @@ class _Tombstone(msgspec.Struct):
 def stamped_meta(meta: bytes | None, origin: Origin) -> bytes:
     """`meta` with the origin as its first member."""
     inner = b"" if meta is None else meta.strip()[1:-1].strip()
-    # Escapes may spell the name in other bytes.
+    # The name may be spelled with escapes, in other bytes.
     if inner and (b'imported"' in inner or b"\\u" in inner):
         members = _members.decode(meta or b"{}")
         if STAMP in members:
@@ -83,9 +83,9 @@ def stamped_meta(meta: bytes | None, origin: Origin) -> bytes:
 
 
 def stamped_record(members: Mapping[str, Raw], source: str, line: int | None) -> Stamped | GapLine:
-    """The append of a record as a diff, an export or `topics append` writes it.
+    """The append of a record in the form of a diff, an export or `topics append`.
 
-    Raises `ValueError`, in words, for anything that is not a record.
+    Raises `ValueError`, with a message for people, for anything that is not a record.
     """
     if "tombstone" in members:
         gap = msgspec.json.decode(members["tombstone"], type=_Tombstone)
@@ -114,7 +114,8 @@ class LineStamper:
     """Turns lines into appends: lines of records, or lines of a `shape`."""
 
     def __init__(self, shape: Shape | None, time_field: str | None) -> None:
-        """`shape`: which fields of a line become the record's parts; None: lines are records.
+        """`shape` names the fields of a line that become the record's parts; None: lines are
+        records.
 
         `time_field`: the field with the time, in ms since 1970 or as RFC 3339. Raises `ValueError`
         for names that no line can have.
@@ -126,7 +127,7 @@ class LineStamper:
     def stamped(
         self, lines: Sequence[bytes], first_line: int, source: str
     ) -> list[Stamped | GapLine | BadLine]:
-        """The record of each line, or the error that says why the line is none."""
+        """The record of each line, or an error for a line that is no record."""
         found: list[Stamped | GapLine | BadLine] = []
         for number, line in enumerate(lines, first_line):
             try:
@@ -163,7 +164,7 @@ class LineStamper:
 
 
 def _part(members: Mapping[str, Raw], name: str, first: bytes, kind: str) -> bytes | None:
-    """A part of a record, named as readers or as writers name it."""
+    """A part of a record, under its name for readers or for writers."""
     for key in (f"${name}", name):
         if key in members and (text := bytes(members[key])) != b"null":
             if not text.startswith(first):

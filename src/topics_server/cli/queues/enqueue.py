@@ -80,8 +80,9 @@ def command(
 
 
 def _stored(client: ServerConnection, queue: str, body: bytes) -> bytes:
-    """Return the answer. After a broken connection, try again: the idempotency key keeps it one
-    job.
+    """Return the answer.
+
+    After a broken connection, try again: the idempotency key prevents a second job.
     """
 
     def attempt() -> bytes:

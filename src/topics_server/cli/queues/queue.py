@@ -41,11 +41,14 @@ NUMBERS: Final = ("job", "since", "until", "deliveries")
 
 
 class _Group(click.Group):
-    """A group whose command may be left out: a first word that is no command goes to `show`."""
+    """A group with a default command: a first word that is no command becomes an argument of
+    `show`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `show` in front if the first word is no command; completion of an empty word lists
-        all commands.
+        """Insert `show` if the first word is no command.
+
+        Completion of an empty word lists all commands.
         """
         if not args and ctx.resilient_parsing:
             return super().parse_args(ctx, args)
@@ -93,7 +96,7 @@ class _Leases(msgspec.Struct):
 @format_options
 @server_options
 def leases(queue: str, client: ServerConnection, as_json: bool) -> None:
-    """Show which worker holds which job of QUEUE, since when and until when."""
+    """Show the leases of QUEUE: job, worker, begin and end of each."""
     rows = _leases(client, queue)
     if as_json:
         for row in rows:
@@ -193,7 +196,7 @@ def redrive(
 def _redrive(
     client: ServerConnection, queue: str, asked: dict[str, Any], most: int | None
 ) -> RedriveReport:
-    """Redrive call by call; a job that fails again meanwhile stays for the next run."""
+    """Redrive in several calls. A job that fails again meanwhile stays for the next run."""
     total: RedriveReport | None = None
     after, last, left = 0, None, most
     while True:

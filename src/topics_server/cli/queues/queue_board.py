@@ -29,7 +29,7 @@ from topics_server.cli.stopping import stopped_by_user
 from topics_server.runtime.clock import monotonic_ms
 
 PAGE_SIZE: Final = 1000
-# A board of all queues looks for new queues every so many turns.
+# A board of all queues looks for new queues each time it has refreshed this often.
 SEARCH_TURNS: Final = 10
 COLUMNS: Final = ("queue", "ready", "delayed", "in flight", "dead", "in/s", "out/s")
 

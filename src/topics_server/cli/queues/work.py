@@ -1,8 +1,8 @@
 """`topics work`: runs a command for every job of a queue (§10).
 
-The worker is that of `topics_server.client`. This module owns the command: one process group for
-each job, the job on its standard input, ended when the lease is lost or the grace of a stop is
-over.
+The worker is that of `topics_server.client`. This module runs the command: one process group for
+each job, with the job on its standard input. The group is ended when the lease is lost, or when a
+stop has waited for `grace`.
 """
 
 from __future__ import annotations
@@ -174,8 +174,7 @@ class Runner:
 
     async def __call__(self, job: Job) -> None:
         """Return when the command exits with 0; raise `CommandFailed` for any other end."""
-        # A file and not a pipe: if the worker is killed now, the command must not take half a job
-        # for a whole one.
+        # Use a file, not a pipe: if the worker is killed now, the command must not read half a job.
         with tempfile.TemporaryFile() as stdin:
             stdin.write(whole(job) if self._whole else job.raw)
             stdin.seek(0)
@@ -184,8 +183,8 @@ class Runner:
                 *(f"{name}={value}" for name, value in environment(job).items()),
                 *self._words,
                 stdin=stdin,
-                # A group of its own: Ctrl-C on the terminal reaches only the worker, and the worker
-                # can end the children.
+                # Use a new process group: then Ctrl-C on the terminal reaches only the worker, and
+                # the worker can end the children.
                 start_new_session=True,
             )
         ending = asyncio.create_task(process.wait())
@@ -206,7 +205,7 @@ class Runner:
 def environment(job: Job) -> Mapping[str, str]:
     """The variables that a command gets in addition to the worker's environment."""
     found = {"TOPICS_JOB_SEQ": str(job.seq), "TOPICS_JOB_DELIVERIES": str(job.deliveries)}
-    # Always set: an inherited one would belong to the job of an outer worker.
+    # Set all variables: an inherited value would belong to the job of an outer worker.
     return {**found, "TOPICS_JOB_TAG": (job.tag or "").replace("\0", "")}
 
 
@@ -235,7 +234,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(KILL_AFTER_S):
             await process.wait()
-            # No event tells that a process group has become empty, so poll.
+            # The system does not report when a process group becomes empty, so poll.
             while _signal_group(process.pid, 0):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
     _signal_group(process.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A router as its state shows it."""
+    """A router, from the answer with its state."""
 
     router: str
     source: str
@@ -35,7 +35,7 @@ class Edge(msgspec.Struct, frozen=True):
         return self.state == "stalled"
 
     def notes(self) -> list[str]:
-        """Short remarks about the router; its name only if it differs from the default name."""
+        """Short remarks about the router, with its name if that is not the default name."""
         said = [] if self.router == f"{self.source}->{self.dest}" else [self.router]
         if self.filter is not None:
             _, operator, value = self.filter

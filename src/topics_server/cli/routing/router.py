@@ -120,7 +120,7 @@ def rm(name: str, yes: bool, client: ServerConnection, as_json: bool) -> None:
 
 
 def show_list(client: ServerConnection, *, as_json: bool, asked: dict[str, str | None]) -> None:
-    """Print every router that the query hits; a table also has lag and state."""
+    """Print every router that the query matches. A table also shows lag and state."""
     show_rows(
         routers(client, asked),
         RouterDetails,
@@ -144,5 +144,5 @@ def _cells(client: ServerConnection, row: RouterDetails, has_details: bool) -> l
 
 
 def routers(client: ServerConnection, asked: dict[str, str | None]) -> Iterator[msgspec.Raw]:
-    """The rows of the list that the query hits, page by page."""
+    """The rows of the list that match the query, read page by page."""
     return rows_of(client, "/v0/routers", "routers", asked)

@@ -3,11 +3,11 @@
 - `child`: a server as a child process, for `demo`, `torture`, drills and fixtures.
 - `completion`: `topics completion`: prints the completion script of a shell.
 - `config`: `topics config`: shows the settings and their sources, secrets masked.
-- `demo`: `topics demo`: a server with live example data.
+- `demo`: `topics demo`: runs a server with live example data.
 - `doctor`: `topics doctor`: checks settings, disk, limits, clock and proxy.
-- `dump`: `topics dump DIR`: prints what a data directory holds, offline.
+- `dump`: `topics dump DIR`: prints the records in a data directory, offline.
 - `flags`: every server setting as an option, for `serve` and `config`.
-- `health`: `topics health`: asks whether a server answers, for health checks.
+- `health`: `topics health`: checks whether a server answers, for health checks.
 - `help`: `topics help VERB`: prints the help of a verb.
 - `limit_table`: the table of request limits, generated into `docs/LIMITS.md`.
 - `repair`: `topics repair DIR`: shows what damage costs and repairs the journal.

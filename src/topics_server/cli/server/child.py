@@ -1,6 +1,6 @@
 """A server as a child process, over one folder, until a block ends.
 
-The child gets none of the settings of this environment, which belong to another server. Used by
+The child does not inherit this environment's settings, which belong to another server. Used by
 `demo`, `torture`, `backups drill` and by the fixtures of `topics_server.testing`.
 """
 
@@ -24,7 +24,7 @@ STOP_WITHIN_S: Final = 30.0
 
 
 def spawned_server(folder: Path, port: int, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """The process of a server on 127.0.0.1, as it starts; `options` are further ones of `serve`."""
+    """The process of a starting server on 127.0.0.1; `options` are further options of `serve`."""
     port_file = folder / "port"
     port_file.unlink(missing_ok=True)
     words = ["serve", "--host", "127.0.0.1", "--port", str(port), *options]
@@ -50,9 +50,10 @@ def child_server(
     *,
     start_within_ms: int = START_WITHIN_MS,
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server on 127.0.0.1, ready unless `stop` was set, and its URL; stopped at the end.
+    """A server on 127.0.0.1 and its URL.
 
-    Port 0 is any free one. Raises `Failure` with the end of the log if it does not start.
+    The server is ready unless `stop` was set, and is stopped at the end of the block. Port 0 means
+    any free port. Raises `Failure` with the end of the log if the server does not start.
     """
     process = spawned_server(folder, port, options)
     try:

@@ -7,8 +7,8 @@ from click.shell_completion import get_completion_class
 
 PROGRAM = "topics"
 VARIABLE = "_TOPICS_COMPLETE"
-# The script of zsh ends with `compdef`, which does not exist before `compinit`. A ~/.zshrc of a new
-# account has no `compinit`.
+# The script of zsh ends with `compdef`, which exists only after `compinit`. The ~/.zshrc of a new
+# account does not call `compinit`.
 ZSH_START = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
 
 
@@ -31,8 +31,8 @@ def command(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows each of them"
     root = ctx.find_root().command
-    # Not `source()`: for bash it starts a bash to get its version, which may differ from the
-    # user's.
+    # Do not use `source()`: for bash it starts a bash to get the version, which may differ from
+    # that of the user's shell.
     made = kind(root, {}, PROGRAM, VARIABLE)
     start = ZSH_START if shell == "zsh" else ""
     click.echo(start + made.source_template % made.source_vars())

@@ -1,7 +1,7 @@
 """`topics config`: shows the settings and their sources, secrets masked.
 
-Exit code 0: a server would start with them. 1: it would refuse to, standard error gives the reason.
-2: a value is not allowed, or two values exclude each other.
+Exit code 0: a server would start with these settings. 1: a server would refuse to start; standard
+error has the reason. 2: a value is not allowed, or two values exclude each other.
 """
 
 from __future__ import annotations

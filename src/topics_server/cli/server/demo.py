@@ -1,7 +1,7 @@
-"""`topics demo`: a server of its own with live events, a router, a queue with workers and a view.
+"""`topics demo`: runs a server with live events, a router, a queue with workers and a view.
 
-The server runs over a folder that is removed at the end. The demo replays the GitHub webhook events
-of `topics_server/demo` into it. The topics have caps, so a demo that is forgotten does not fill a
+The folder of this server is removed at the end. The demo replays the GitHub webhook events of
+`topics_server/demo` into it. The topics have caps, so a demo that is forgotten does not fill a
 disk. Ctrl-C, SIGTERM and SIGHUP end the demo and its server.
 """
 
@@ -34,15 +34,15 @@ EVENTS: Final = "webhooks"
 JOBS: Final = "triage"
 DEAD: Final = "triage.dead"
 VIEW: Final = "by-event"
-# These events go to the workers.
+# The events that become jobs of the workers.
 ROUTED: Final = "issue*"
 WORKERS: Final = 2
 PORT: Final = 4000
 STATUS_EVERY_MS: Final = 2_000
 CLAIM_WAIT_MS: Final = 500
-# How long a worker takes for a job, so that one sees jobs in flight.
+# How long a worker takes for a job, so that jobs in flight are visible.
 WORK_S: Final = 0.3
-# Events in the picture.
+# The number of events in the picture.
 BARS: Final = 15
 
 Event = dict[str, Any]
@@ -105,7 +105,7 @@ def command(
         client = ServerConnection(url)
         set_up(client, url)
         introduce(url, folder, is_kept=data_dir is not None, rate=None if once else rate)
-        # Without a display, a browser of the terminal would take the terminal.
+        # Without a display, a text browser would take over the terminal.
         has_display = bool(display) or sys.platform == "darwin"
         if is_opened or (is_opened is None and not once and has_display):
             webbrowser.open(f"{url}/console")
@@ -116,7 +116,7 @@ def command(
 
 
 def webhook_events() -> list[Event]:
-    """The events that come with the package, in a mixed order; `demo/README.md` has the licence."""
+    """The events in the package, in mixed order; `demo/README.md` has the licence."""
     path = Path(__file__).parents[2] / "demo" / "github-webhooks.jsonl.gz"
     lines = gzip.decompress(path.read_bytes()).splitlines()
     # The file is sorted by event.
@@ -138,7 +138,7 @@ def free_port() -> int:
 
 
 def set_up(client: ServerConnection, url: str) -> None:
-    """Make the topics, the router and the view; those that are there stay."""
+    """Create the topics, the router and the view, unless they exist."""
     queue = {"type": "queue", "lease_ms": 10_000, "max_deliveries": 2, "dead_letter": DEAD}
     for topic, config in (
         (EVENTS, {"cap_records": 100_000}),
@@ -153,7 +153,7 @@ def set_up(client: ServerConnection, url: str) -> None:
 
 
 def introduce(url: str, folder: Path, *, is_kept: bool, rate: float | None) -> None:
-    """Say what runs and where to look."""
+    """Print what runs and where to see it."""
     speed = "once, at full speed" if rate is None else f"{rate:g} a second; Ctrl-C ends the demo"
     where = f" --url {url}" if url != f"http://127.0.0.1:{PORT}" else ""
     click.echo(f"""console   {url}/console
@@ -174,14 +174,14 @@ class JobRefused(Exception):
 
 
 def triage(job: Job) -> None:
-    """The work of the demo."""
+    """Do the work of one job."""
     if job.data["payload"].get("action") == "deleted":
         raise JobRefused("what this is about was deleted")
 
 
 @contextlib.contextmanager
 def working(url: str, stop: threading.Event, work_s: float) -> Iterator[None]:
-    """Workers in threads, until the block ends; a job takes `work_s`."""
+    """Run workers in threads until the block ends. A job takes `work_s`."""
     over = threading.Event()
     threads = [
         threading.Thread(target=work, args=(url, f"worker-{number}", stop, over, work_s))
@@ -198,7 +198,7 @@ def working(url: str, stop: threading.Event, work_s: float) -> Iterator[None]:
 
 
 def work(url: str, node: str, stop: threading.Event, over: threading.Event, work_s: float) -> None:
-    """Claim jobs one by one; an ack goes with the next claim."""
+    """Claim jobs one by one. Each claim carries the ack of the job before."""
     finished: list[Job] = []
     with Queue(JOBS, url=url, patience_ms=0) as jobs:
         while not over.is_set():
@@ -224,7 +224,7 @@ def work(url: str, node: str, stop: threading.Event, over: threading.Event, work
 
 
 class EventReplay:
-    """Appends the events and says what happens."""
+    """Appends the events and prints the progress."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class EventReplay:
         self._last_seq = msgspec.json.decode(answer)["last_seq"]
 
     def _jobs(self) -> tuple[int, int, int]:
-        """Jobs that wait, that are in flight, and that are dead."""
+        """The counts of waiting, leased and dead jobs."""
         state = msgspec.json.decode(self._client.call("GET", f"/v0/topics/{JOBS}"))
         counters = state["queue"]
         waiting = state["count"] - counters["in_flight"]

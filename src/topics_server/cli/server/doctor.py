@@ -1,8 +1,8 @@
 """`topics doctor`: checks settings, disk, limits, clock and proxy.
 
 Each check prints a line `ok`, `warn` or `fail` with the action to take. Exit code 0: no `fail`. 1:
-at least one. 2: a setting is not allowed. The verb changes nothing except one file of its own in
-the data directory, which it removes. With --url it also calls a running server the way clients do.
+at least one. 2: a setting is not allowed. The verb writes only one file of its own in the data
+directory, and removes it. With --url it also calls a running server in the way of a client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SKEW_MAX_MS: Final = 3_000
 _JUMP_MAX_MS: Final = 500
 _BEFORE_THIS_WAS_WRITTEN_MS: Final = 1_700_000_000_000
 _WAY_S: Final = 10.0
-# File systems on which a lock or a sync differs from that of a local disk (types in /proc/mounts).
+# File systems whose locks or syncs differ from those of a local disk (types in /proc/mounts).
 _ELSEWHERE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"})
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -246,7 +246,7 @@ def clock_of() -> Finding:
 
 
 def asked(client: ServerConnection) -> Iterator[Finding]:
-    """The answers of a running server, requested the way clients do."""
+    """The checks of a running server's answers, requested in the way of a client."""
     try:
         health = msgspec.json.decode(client.call("GET", "/v0/health"), type=dict[str, Any])
     except Failure as error:

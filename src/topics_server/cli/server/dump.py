@@ -1,4 +1,4 @@
-"""`topics dump DIR`: prints what a data directory holds, offline.
+"""`topics dump DIR`: prints the records in a data directory, offline.
 
 A record's `data` and `meta` are printed byte for byte except for line breaks (see `output`). Exit
 code 1: part of the journal could not be read; standard error names the part, and everything

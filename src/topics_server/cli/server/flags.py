@@ -1,7 +1,7 @@
 """Every server setting as an option, for `serve` and `config`.
 
 The options are generated from `Settings`, so they always match it. Values are passed on as text:
-`settings` checks them, whether they come from a flag or from the environment.
+`settings` checks values of flags and of the environment in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 
 from topics_server.settings import Loaded, Settings, SettingsError, load, variable
 
-# Every user of the machine can read a secret on the command line.
+# Secrets get no option, because every user of the machine can read a command line.
 NO_FLAG = frozenset({"api_keys"})
 
 
@@ -34,13 +34,16 @@ def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shown_default(name: str) -> str:
-    """A field's default as a user would write it."""
+    """A field's default in the form that a user writes."""
     field = Settings.model_fields[name]
     return shown(name, field.get_default(call_default_factory=True, validated_data={}))
 
 
 def shown(name: str, value: object) -> str:
-    """A value as a user would write it in the environment; secrets are masked, none is `-`."""
+    """A value in the form that a user writes in the environment.
+
+    Secrets are masked; a missing value is `-`.
+    """
     if value is None:
         return "-"
     if name in NO_FLAG:

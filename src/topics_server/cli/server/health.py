@@ -1,8 +1,8 @@
-"""`topics health`: asks whether a server answers, for health checks.
+"""`topics health`: checks whether a server answers, for health checks.
 
 Exit code 0: the server is healthy. 1: it answered that it is not healthy, or (with --ready) not
 ready. 2: no server answers. Without a URL the verb calls the server that runs with the settings of
-this environment. A server with `TOPICS_PROBE_AUTH` needs a key: `TOPICS_TOKEN`, or the first one of
+this environment. A server with `TOPICS_PROBE_AUTH` needs a key: `TOPICS_TOKEN`, or the first key in
 `TOPICS_TOKEN_FILE`.
 """
 

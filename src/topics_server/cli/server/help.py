@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 
 def _verbs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a word with the verbs of the command that the words before it name."""
+    """Complete a word with the verbs of the command that the preceding words name."""
     command: click.Command | None = ctx.find_root().command
     for word in ctx.params.get("words") or ():
         command = command.get_command(ctx, word) if isinstance(command, click.Group) else None
@@ -25,6 +25,6 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
     For a verb that has verbs of its own, name both: topics help queue redrive
     """
     root = ctx.find_root()
-    # Parse these words as a command line, so that both spellings print the same.
+    # Parse these words as a command line, so that `help VERB` and `VERB --help` print the same.
     with root.command.make_context(root.info_name, [*words, "--help"]) as asked:
         root.command.invoke(asked)

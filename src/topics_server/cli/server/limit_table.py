@@ -14,7 +14,7 @@ from topics_server.values import limits
 
 
 class Limit(NamedTuple):
-    """A bound: `name` is a constant of `limits` or a setting; `unit` is what it counts."""
+    """A bound. `name` is a constant of `limits` or a setting; `unit` is its unit."""
 
     name: str
     unit: str
@@ -29,7 +29,7 @@ class LimitRow(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Rows that belong together, under the requests that have them."""
+    """A part of the table: rows, with the requests that they belong to."""
 
     title: str
     rows: tuple[LimitRow, ...]

@@ -1,4 +1,4 @@
-"""`topics repair DIR`: shows what damage costs, repairs journal and sealed indexes.
+"""`topics repair DIR`: shows what would be lost, repairs journal and sealed indexes.
 
 With --begin-anew or --adopt-cold it resolves a mismatch between a data directory and a cold folder.
 It works offline and takes the locks of a server. Exit code 0: nothing is damaged, or the damage is
@@ -48,7 +48,7 @@ def command(
     adopt_cold: bool,
     as_json: bool,
 ) -> None:
-    """Show what is damaged in journal and segments of DIR, and what a repair would lose.
+    """Show the damage in journal and segments of DIR, and the records that a repair would lose.
 
     The command changes nothing without --accept-loss. With it, the command keeps the damaged bytes
     of the journal in DIR/set-aside/; readers then get their seqs as damaged, and no seq is assigned

@@ -89,7 +89,9 @@ def command(topic: str, client: ServerConnection, as_json: bool, **config: Any) 
 
 
 def tell_config(answer: bytes, given: Mapping[str, Any]) -> None:
-    """Say on standard error which fields the server ignored or limited, or a log does not use."""
+    """Report on standard error the fields that the server ignored or limited, or that a log does
+    not use.
+    """
     outcome = msgspec.json.decode(answer, type=_PutAnswer)
     for name in outcome.ignored:
         close = difflib.get_close_matches(name, outcome.config, n=1)

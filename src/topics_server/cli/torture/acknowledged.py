@@ -1,8 +1,8 @@
 """Acknowledged records of one topic, and a check that a reader finds exactly these.
 
 One writer owns the topic. Its records are numbered, and a record's content follows from its number,
-so a reader that sees the whole topic can tell a lost, doubled, changed or reordered record. A call
-whose answer was lost is unknown: all its records are there, or none. Called by `writers` while the
+so a check of the whole topic detects a lost, doubled, changed or reordered record. A call
+whose answer was lost is unknown: all its records are stored, or none. Called by `writers` while the
 server runs and by `cycles` after each restart. Pure.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, Final
 import msgspec
 
 PAD: Final = "abcdefghijklmnopqrstuvwxyz0123456789" * 64
-# So many wrong records are reported one by one.
+# The most wrong records that are reported one by one.
 REPORTED_MAX: Final = 10
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A record as a reader sees it."""
+    """A record that a reader found."""
 
     seq: int
     data: Any
@@ -47,7 +47,7 @@ def content(number: int) -> dict[str, Any]:
 
 
 class AcknowledgedTopic:
-    """See the module."""
+    """The state of one topic; see the module."""
 
     def __init__(self, name: str, durability: str) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class AcknowledgedTopic:
     def check(self, found: Sequence[Found], head_seq: int) -> list[str]:
         """Compare the topic with all records that a reader finds; return the problems.
 
-        Afterwards the unknown call is still unknown; `stored_at` tells where it is.
+        The unknown call stays unknown; `stored_at` returns its seq.
         """
         wrong: list[str] = []
         if head_seq < self.head_seq:

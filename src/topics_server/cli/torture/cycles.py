@@ -1,10 +1,10 @@
 """The run of `topics torture`: a server is killed and restarted, and everything is checked.
 
-A cycle starts the server, compares every topic with what was acknowledged, lets the writers append
-for a moment, kills the server with SIGKILL and checks its files. Some cycles kill it while it
-starts. Now and then the disk is "full": the server runs with a floor of free space
-(`TOPICS_MIN_FREE_BYTES`) a little below what is free now, so it must refuse appends although the
-disk has room. Called by `torture`.
+A cycle starts the server, compares every topic with the acknowledged records, lets the writers
+append for a moment, kills the server with SIGKILL and checks its files. Some cycles kill the server
+while it starts. In some cycles the disk is "full": `TOPICS_MIN_FREE_BYTES` is set a little below
+the free space, so the server must soon refuse appends although the disk has room. Called by
+`torture`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from topics_server.wal.tools.dump import verify
 
 CLASSES: Final = ("fsync", "disk")
 FILLER: Final = "torture-filler"
-# How long writers write in a cycle, and how long a start lasts that is killed.
+# How long writers write in a cycle, and how long a start runs before it is killed.
 WRITE_S: Final = (0.2, 2.0)
 START_S: Final = (0.05, 0.6)
 KILL_STARTING_EVERY: Final = 4
 FILL_EVERY: Final = 12
-# The cycle in which both happen for the first time.
+# The first cycle with a killed start, and the first with a full disk.
 FIRST: Final = 1
 # The disk is full once the server has taken about this much; the filler stops at twice as much.
 FILL_BYTES: Final = 48 * MIB
 _FILL_STEP_BYTES: Final = MIB
 _FILL_PAUSE_S: Final = 0.05
-# The server looks at the free space once a second.
+# The server checks the free space once a second.
 _AGAIN_WITHIN_S: Final = 60.0
 _SLACK_BYTES: Final = 32 * MIB
 _OPTIONS: Final = (
@@ -94,7 +94,7 @@ class TortureRun:
         self._size_limit = size_limit
         self._stop = stop
         self._report = report
-        # The server keeps the limit itself: it leaves this many bytes free.
+        # The server itself must leave this many bytes free.
         self._least_free = max(0, folder.free_bytes() - size_limit)
         self._topics = [
             AcknowledgedTopic(f"torture-{CLASSES[n % len(CLASSES)]}-{n}", CLASSES[n % len(CLASSES)])
@@ -102,7 +102,10 @@ class TortureRun:
         ]
 
     def run(self, until_ms: float) -> None:
-        """Cycle until then, and at least until everything was done once. Raises `Broken`."""
+        """Run cycles until the given time, and until each kind of cycle has run once.
+
+        Raises `Broken`.
+        """
         reported_ms = monotonic_ms()
         while not self._stop.is_set():
             number = self.totals.cycles
@@ -169,7 +172,7 @@ class TortureRun:
     def _server(
         self, least_free: int | None = None
     ) -> Iterator[tuple[subprocess.Popen[bytes], ServerConnection]]:
-        """A server that is ready, and a client of it."""
+        """A ready server, and a client for it."""
         options = self._options(self._least_free if least_free is None else least_free)
         try:
             with child_server(self._folder.path, 0, self._stop, options) as (process, url):
@@ -211,14 +214,16 @@ class TortureRun:
     # -- the full disk ---------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Let the server meet its floor of free space; it must refuse, and lose nothing."""
+        """Fill the disk up to the server's limit: the server must refuse appends, and lose
+        nothing.
+        """
         floor = max(self._least_free, self._folder.free_bytes() - FILL_BYTES)
         with self._server(floor) as (process, client):
             self._check(client)
             stored = self._fill_up(client)
             if stored is None:
                 return
-            # Reads and deletes go on, and a refused append has stored nothing.
+            # Reads and deletes must still work, and a refused append must have stored nothing.
             self._check(client)
             self._kill(process)
         self._verify()
@@ -233,9 +238,9 @@ class TortureRun:
             self._append_again(client)
 
     def _fill_up(self, client: ServerConnection) -> int | None:
-        """Append until the server refuses; the number of records that it stored.
+        """Append until the server refuses. Returns the number of stored records.
 
-        None: it was not refused, because other programs made room, or the run is to stop.
+        None: the server did not refuse, because other programs freed space or the run was stopped.
         """
         record = {"data": "x" * (_FILL_STEP_BYTES - 1024)}
         body = msgspec.json.encode({"records": [record]})
@@ -271,7 +276,7 @@ class TortureRun:
         ]
 
     def _append_again(self, client: ServerConnection) -> None:
-        """With room again, appends succeed within some seconds."""
+        """Check that appends succeed within some seconds after space was freed."""
         body = msgspec.json.encode({"records": [{"data": 0}]})
         until_ms = monotonic_ms() + _AGAIN_WITHIN_S * 1000
         while (answer := client.ask("POST", topic_path(FILLER), body)).status == 429:

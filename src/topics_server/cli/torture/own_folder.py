@@ -1,4 +1,4 @@
-"""The folder of a torture run: refused unless it is empty, and cleaned up of what the run made."""
+"""The folder of a torture run: it must be empty, and the files of the run are removed from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OwnFolder:
     """The folder while a run uses it."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder, or take an empty one. Raises `UsageError` and `Failure`."""
+        """Create the folder, or use an empty one. Raises `UsageError` and `Failure`."""
         self.path = path
         self._is_made = not path.exists()
         try:
@@ -70,7 +70,10 @@ class OwnFolder:
             )
 
     def clean_up(self) -> None:
-        """Remove what the run made, and the folder if the run made it and nothing else is in it."""
+        """Remove the files of the run.
+
+        Also remove the folder, if the run created it and it is empty.
+        """
         shutil.rmtree(self.data, ignore_errors=True)
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""How long syncs take on a disk, and which times no device has.
+"""How long syncs take on a disk, and which times are too short for any device.
 
-A program cannot see whether a synced byte is on the medium: only a power cut shows it. It can see
-times that are too short for any medium. Then a cache has answered that may lose its content, and
+A program cannot see whether a synced byte is on the medium: only a power cut shows that. But it can
+see a time that is too short for any medium. Then a cache answered which may lose its content, and
 the verdict says so. Called by `torture`.
 """
 
@@ -19,21 +19,21 @@ from topics_server.wal.fs import Fs
 
 SMALL_BYTES: Final = 4 * KIB
 LARGE_BYTES: Final = 16 * MIB
-# The small writes end at the first of these two.
+# The small writes stop at this number, or after this time.
 SMALL_COUNT: Final = 1_000
 SMALL_FOR_MS: Final = 3_000.0
 # The fastest drives with a cache that survives a power cut need about this long over the bus.
 NO_DEVICE_MS: Final = 0.02
-# Half a turn of a disk with 15,000 turns a minute, the fastest that were made.
+# Half a turn of a disk with 15,000 turns a minute, the fastest disks that were made.
 NO_SPINNING_DISK_MS: Final = 2.0
-# More than a drive on sixteen lanes of its bus takes.
+# More bytes a second than a drive on sixteen lanes of its bus accepts.
 NO_DEVICE_BYTES_PER_S: Final = 60 * 10**9
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
 _VIRTUAL: Final = ("/virtio", "/vbd", "/vmbus", "/xen")
 
 
 class SyncTimes(msgspec.Struct, frozen=True):
-    """Times of syncs behind writes of 4 KiB, and of one behind 16 MiB, in ms."""
+    """Times of syncs after writes of 4 KiB, and of one sync after 16 MiB, in ms."""
 
     count: int
     median_ms: float
@@ -44,7 +44,7 @@ class SyncTimes(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Facts of the system about the disk under a folder; empty or None: unknown."""
+    """The system's data about the disk of a folder; empty or None: unknown."""
 
     file_system: str = ""
     is_rotational: bool | None = None
@@ -92,7 +92,7 @@ def times_of(took_ms: Sequence[float], large_ms: float) -> SyncTimes:
 
 
 def suspicions_of(times: SyncTimes, device: Device) -> list[str]:
-    """Reasons to doubt that syncs of this disk reach it; empty: no doubt."""
+    """Reasons to doubt that syncs reach the medium of this disk; empty: no doubt."""
     found: list[str] = []
     if device.file_system in _VOLATILE:
         found.append(
@@ -139,7 +139,7 @@ def device_of(folder: Path, mounts: Path, devices: Path) -> Device:
         where = str(device.resolve(strict=True)) if number else ""
     except OSError:
         return Device(kind)
-    # A partition has no queue of its own: its disk is the folder above.
+    # A partition has no folder `queue`: its disk is the parent folder.
     for queue in (Path(where) / "queue", Path(where).parent / "queue") if where else ():
         try:
             is_rotational = (queue / "rotational").read_text().strip() == "1"

@@ -1,7 +1,7 @@
-"""`topics torture DIR`: whether a server keeps its promises on this disk.
+"""`topics torture DIR`: tests whether a server keeps its promises on this disk.
 
-Exit code 0: it does, as far as a program can tell. 1: it does not. 2: wrong usage. 3: nothing was
-lost, but the disk answers syncs faster than a device can.
+Exit code 0: it does, as far as a program can find out. 1: it does not. 2: wrong usage. 3: nothing
+was lost, but the disk answers syncs faster than a device can.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def command(
     writers: int,
     as_json: bool,
 ) -> None:
-    """Try a server on a disk, see `HELP`."""
+    """Test a server on a disk; see `HELP`."""
     folder = OwnFolder(directory)
     folder.require(size_limit)
     stop = threading.Event()
@@ -117,7 +117,7 @@ def command(
 def tortured(
     folder: OwnFolder, for_ms: float, writers: int, size_limit: int, stop: threading.Event
 ) -> TortureVerdict:
-    """Run everything once at least, until `for_ms` are over or `stop` is set."""
+    """Run for `for_ms`, or until `stop` is set; run every kind of cycle at least once."""
     began_ms = monotonic_ms()
     run = TortureRun(folder, writers=writers, size_limit=size_limit, stop=stop, report=note)
     verdict = TortureVerdict(PASSED, 0, run.totals)

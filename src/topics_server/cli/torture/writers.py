@@ -12,7 +12,7 @@ from topics_server.cli.torture.acknowledged import AcknowledgedTopic, Unknown
 from topics_server.runtime.clock import random_u64
 
 RECORDS_MAX: Final = 60
-# A topic keeps about so many records: more are deleted from its beginning.
+# About how many records a topic keeps; older records are deleted.
 KEPT_RECORDS: Final = 6_000
 _DELETE_EVERY: Final = 1_000
 _PAUSE_S: Final = 0.05
@@ -24,7 +24,10 @@ class _Appended(msgspec.Struct):
 
 
 class TopicWriter(threading.Thread):
-    """Appends to one topic, deletes its oldest records, until `stop`. `problems`: wrong answers."""
+    """Appends to one topic and deletes its oldest records, until `stop`.
+
+    `problems`: wrong answers.
+    """
 
     def __init__(self, url: str, topic: AcknowledgedTopic, stop: threading.Event) -> None:
         super().__init__(name=f"writer of {topic.name}", daemon=True)
@@ -89,7 +92,7 @@ def delete_below(client: ServerConnection, topic: AcknowledgedTopic) -> Answer:
 def repeat_unknown(
     client: ServerConnection, topic: AcknowledgedTopic, stored_at: int | None
 ) -> list[str]:
-    """Repeat the unknown call under its key: it must be stored once. Return the problems."""
+    """Repeat the unknown call with its key: it must be stored once. Returns the problems."""
     call = topic.unknown
     if call is None:
         return []

@@ -1,8 +1,8 @@
 """Reads a view definition from an SQL file with front matter.
 
-The file has SQL sections, each behind a line `-- schema`, `-- apply` or `-- query NAME`. Before the
-first section, lines `-- on_delete: rebuild` set members of the definition. Everything else is SQL
-and is sent as it is. Used by `topics view put`.
+The file has SQL sections, each after a line `-- schema`, `-- apply` or `-- query NAME`. Before the
+first section, lines like `-- on_delete: rebuild` set members of the definition. Everything else is
+SQL and is sent unchanged. Used by `topics view put`.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def watch(
     client: ServerConnection,
     as_json: bool,
 ) -> None:
-    """Print the rows of a query, and again whenever they change, until Ctrl-C."""
+    """Print the rows of a query now and whenever they change, until Ctrl-C."""
     before: list[list[Any]] | None = None
     while True:
         answer = _asked(client, topic, view, sql, params, None)
@@ -280,7 +280,7 @@ def rebuild(
 @format_options
 @server_options
 def rm(topic: str, view: str, yes: bool, client: ServerConnection, as_json: bool) -> None:
-    """Remove a view with what it computed; its topic stays."""
+    """Remove a view and its rows; its topic stays."""
     confirm(f"Remove view {view} of {topic}?", yes=yes)
     answer = client.call("DELETE", _path(topic, view))
     if not msgspec.json.decode(answer, type=_Dropped).deleted:

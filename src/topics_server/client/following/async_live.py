@@ -32,13 +32,14 @@ async def live_async(
     effects: Effects | None = None,
     **options: Option,
 ) -> AsyncGenerator[LiveEvent, None]:
-    """The events of topics as they come: records, gaps, topics that are created or deleted.
+    """The events of topics as they happen: records, gaps, topics that are created or deleted.
 
-    `topics` need not exist. `prefix`: also follow the topics whose names begin so, and those
+    `topics` need not exist. `prefix`: also follow the topics whose names begin with it, and those
     created later. `options` are the query of `GET …/live`: `last=10`, `since="10m"`, `tag="paid"`,
-    `filter=["Not", "paid"]`. A broken connection is made again behind the last event, so that no
-    record is missed and none comes twice. `cursor`: of an event of an earlier call, to go on behind
-    it. Ends with an error: a refusal, or `Unreachable` once the server is away for `patience_ms`.
+    `filter=["Not", "paid"]`. After a broken connection the stream continues behind the last event,
+    so that no record is missed or repeated. `cursor`: the cursor of an event of an earlier call, to
+    continue behind it. Ends with an error: a refusal, or `Unreachable` once the server is away for
+    `patience_ms`.
     """
     place = LivePosition(topics, prefix, url, cursor, options)
     async with httpx.AsyncClient(
@@ -57,7 +58,7 @@ async def live_async(
 async def _stream(
     client: httpx.AsyncClient, place: LivePosition
 ) -> AsyncGenerator[LiveEvent | None, None]:
-    """The events of one connection, None for a frame without one; ends only with an error."""
+    """The events of one connection; None for a frame without an event. Ends only with an error."""
     found = frames_async(client, place.url, place.path, _TIMEOUT, place.headers())
     async with contextlib.aclosing(found) as opened:
         async for frame in opened:

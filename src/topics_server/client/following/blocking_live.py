@@ -35,7 +35,7 @@ def live(
     effects: Effects | None = None,
     **options: Option,
 ) -> Generator[LiveEvent, None, None]:
-    """The events of topics as they come; as `live_async`."""
+    """The events of topics as they happen; see `live_async`."""
     place = LivePosition(topics, prefix, url, cursor, options)
     with httpx.Client(
         base_url=place.url,
@@ -51,7 +51,7 @@ def live(
 
 
 def _stream(client: httpx.Client, place: LivePosition) -> Generator[LiveEvent | None, None, None]:
-    """The events of one connection, None for a frame without one; ends only with an error."""
+    """The events of one connection; None for a frame without an event. Ends only with an error."""
     found = frames(client, place.url, place.path, _TIMEOUT, place.headers())
     with contextlib.closing(found) as opened:
         for frame in opened:

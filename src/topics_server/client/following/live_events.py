@@ -29,7 +29,7 @@ class LiveRecord(
 ):
     """One record; `ts` in ms since 1970.
 
-    `encoding` "base64": `data` has bytes of a stream, of this `content_type`.
+    With `encoding` "base64", `data` holds bytes of a stream of this `content_type`.
     """
 
     seq: int
@@ -47,9 +47,9 @@ class LiveEvent(msgspec.Struct, frozen=True):
     """One event of a live stream.
 
     `kind`: `record`, `tombstone`, `caught-up`, `topic-created`, `topic-deleted`, `left-out` (the
-    topics in `data` match, but the stream follows its maximum), or a later server's. `data`: its
-    members as they were sent; `records` those of a `record`. `cursor`: where to go on behind the
-    event, `cursor_before`: where it comes again.
+    topics in `data` match, but the stream follows its maximum), or a kind of a later server. `data`
+    has the members as they were sent; `records` has the records of a `record`. A stream continues
+    behind the event from `cursor`, and repeats the event from `cursor_before`.
     """
 
     kind: str
@@ -61,19 +61,19 @@ class LiveEvent(msgspec.Struct, frozen=True):
 
     @property
     def gap(self) -> tuple[int, int, str] | None:
-        """Of a tombstone: the first and the last lost seq, and the reason."""
+        """The first and the last lost seq of a tombstone, and the reason."""
         if self.kind != "tombstone":
             return None
         return self.data["gap_from"], self.data["gap_to"], self.data["reason"]
 
 
-# The code of an `error` that names topics and does not end the stream.
+# The code of an `error` event that names topics and does not end the stream.
 _LEFT_OUT: Final = 429
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class LivePosition:
-    """The followed topics, and the position up to which each was read."""
+    """The followed topics, and the cursor up to which they were read."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LivePosition:
         return {"Last-Event-ID": self.cursor} if self.cursor else {}
 
     def take(self, kind: str, payload: str, event_id: str) -> LiveEvent | None:
-        """The event of a frame; None for a position alone. Raises `BadAnswer`."""
+        """The event of a frame; None for a frame with only a position. Raises `BadAnswer`."""
         before = self.cursor or ""
         if event_id:
             self.cursor = event_id
@@ -127,7 +127,7 @@ class LivePosition:
 
 
 def _members(payload: str) -> dict[str, Any]:
-    """The members of an event. A number beyond a float, like 1e400, is infinite."""
+    """The members of an event. A number that exceeds a float, like 1e400, becomes infinite."""
     try:
         return _MEMBERS.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:

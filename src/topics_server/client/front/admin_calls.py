@@ -13,12 +13,12 @@ from topics_server.client.calls import Call, QueueAddress, reader
 from topics_server.client.errors import BadAnswer
 from topics_server.client.values import plain
 
-# Methods whose repeat does the same once more (RFC 9110 §9.2.2).
+# Idempotent methods: a repeated request has the same effect (RFC 9110 §9.2.2).
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 class TopicDescription(msgspec.Struct, frozen=True):
-    """A topic as the server describes it; a list leaves out its type and configuration."""
+    """A topic in the server's form; a list leaves out its type and configuration."""
 
     topic: str
     type: str | None = None
@@ -48,7 +48,7 @@ _read_deleted: Final = reader(_Deleted)
 
 
 def list_topics(prefix: str, cursor: str | None) -> Call[TopicsPage]:
-    """A page of the topics whose names begin so."""
+    """A page of the topics whose names begin with `prefix`."""
     query = {"page_size": "1000"} | ({"prefix": prefix} if prefix else {})
     if cursor is not None:
         query["cursor"] = cursor
@@ -83,7 +83,7 @@ def drop(where: QueueAddress) -> Call[None]:
 def delete(
     where: QueueAddress, tag: str | None, tag_prefix: str | None, before_seq: int | None
 ) -> Call[int]:
-    """Delete the records that meet every given condition; their count."""
+    """Delete the records that meet every given condition; returns their number."""
     if tag is not None and tag_prefix is not None:
         raise ValueError("tag and tag_prefix: give one of them")
     body: dict[str, Any] = {} if before_seq is None else {"before_seq": before_seq}
@@ -103,7 +103,7 @@ def delete(
 
 
 def any_call(method: str, path: str, body: Any) -> Call[Any]:
-    """Any request of the server; its JSON."""
+    """Any request to the server; returns the JSON of the answer."""
     if not path.startswith("/"):
         raise ValueError("a path begins with /")
     return Call(

@@ -1,7 +1,7 @@
 """`AsyncClient`: one server, for coroutines.
 
-The twin of `client.Client`: the same names, errors and retries. Iterators are asynchronous; close
-one that a loop left early (`contextlib.aclosing`), so that its position is saved at once.
+The twin of `client.Client`: the same methods, errors and retries. Iterators are asynchronous. Close
+an iterator that a loop left early (`contextlib.aclosing`), so that its position is saved at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from topics_server.client.working.worker import Handler, Worker, WorkerOptions, 
 T = TypeVar("T", bound=PositionedItem)
 R = TypeVar("R")
 log = logging.getLogger("topics_server.client")
-# Time for the position of a reader that is cancelled.
+# The time to save the position of a cancelled reader, ms.
 CANCELLED_MS: Final = 1000
 
 
@@ -55,10 +55,10 @@ class AsyncClient(CoroutineClient):
             async for item in client.read("orders"):
                 ...
 
-    `token`: the API key. `timeout_ms`: of one request. `patience_ms`: how long a request is tried
-    again when the server is away or throttles; the pauses have jitter and are never shorter than
-    the server asks for. Every method raises the kinds of `errors`. What the methods return (views,
-    queues, streams) uses the connections of this client.
+    `token`: the API key. `timeout_ms` limits one request. `patience_ms`: how long a request is
+    tried again when the server is away or throttles; the pauses have jitter and are never shorter
+    than the server asks for. Every method raises the errors of `errors`. The views, queues and
+    streams that methods return use the connections of this client.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AsyncClient(CoroutineClient):
     # -- topics ----------------------------------------------------------------------------------
 
     async def topics(self, prefix: str = "") -> AsyncGenerator[TopicDescription, None]:
-        """The topics whose names begin so, in name order."""
+        """The topics whose names begin with `prefix`, in name order."""
         cursor: str | None = None
         while True:
             page = await self._patiently(admin_calls.list_topics(prefix, cursor))
@@ -102,7 +102,10 @@ class AsyncClient(CoroutineClient):
         await self._patiently(admin_calls.drop(place(topic, self.url)))
 
     async def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Any request of the server; its JSON. A `POST` is sent once, others are tried again."""
+        """Any request to the server; returns the JSON.
+
+        A `POST` is sent once, others are tried again.
+        """
         return await self._patiently(admin_calls.any_call(method, path, body))
 
     # -- records ---------------------------------------------------------------------------------
@@ -120,9 +123,9 @@ class AsyncClient(CoroutineClient):
         create: bool | None = None,
         traceparent: str | None = None,
     ) -> AppendResult:
-        """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
+        """Append one record; with `if_`, only if that condition holds (docs/CONDITIONS.md).
 
-        A repeat after a lost answer stores nothing: each call has an idempotency key. Raises
+        Each call has an idempotency key, so a repeat after a lost answer stores nothing. Raises
         `ConditionFailed` if another writer was faster.
         """
         record = NewRecord(data, tag, node, meta)
@@ -143,9 +146,9 @@ class AsyncClient(CoroutineClient):
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
-        With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
-        trace of the request, which readers get as `trace` of each record.
+        With `per_record` the key of record i is `key:i`: only records with an unknown key are
+        stored, and the result has the `seqs` of all records. `traceparent`: the trace of the
+        request, which readers get as `trace` of each record.
         """
         where = place(topic, self.url)
         return await self._patiently(
@@ -168,15 +171,15 @@ class AsyncClient(CoroutineClient):
         tag_prefix: str | None = None,
         before_seq: int | None = None,
     ) -> int:
-        """Delete the records that meet every given condition; their count."""
+        """Delete the records that meet every given condition; returns their number."""
         where = place(topic, self.url)
         return await self._patiently(admin_calls.delete(where, tag, tag_prefix, before_seq))
 
     def read(self, topic: str, **options: Unpack[ReadOptions]) -> AsyncGenerator[ReadItem, None]:
-        """The records and gaps of a topic, up to the head that it has when the reading begins.
+        """The records and gaps of a topic, up to its head at the start of the read.
 
-        A failure that passes is tried again from the same position. The options are those of
-        `ReadOptions`. An item is handled when the loop asks for the next one.
+        After a temporary failure, the read continues from the same position. The options are those
+        of `ReadOptions`. An item counts as handled when the loop requests the next item.
         """
         plan = ReadPlan.of(topic, self.url, options)
         return self._kept(self._pages(plan), plan.keep, topic, plan.patience_ms)
@@ -184,7 +187,7 @@ class AsyncClient(CoroutineClient):
     def live(
         self, topics: str | Sequence[str] = (), **options: Unpack[LiveOptions]
     ) -> AsyncGenerator[LiveItem, None]:
-        """The records and gaps of topics, then new ones as they come, and news of the topics.
+        """The records and gaps of topics, then new ones as they arrive, and news of the topics.
 
         Ends only with an error: a refusal, or `Unreachable` once the server is away for
         `patience_ms`. The options are those of `LiveOptions`. Topics need not exist.
@@ -196,12 +199,14 @@ class AsyncClient(CoroutineClient):
     def tail(
         self, topic: str, n: int = 10, **options: Unpack[LiveOptions]
     ) -> AsyncGenerator[LiveItem, None]:
-        """The last `n` records, then new ones as they come; as `live`."""
+        """The last `n` records, then new ones as they arrive; see `live`."""
         start: LiveOptions = {"last": n} if n else {"tail": True}
         return self.live(topic, **(start | options))
 
     async def consumer(self, topic: str, name: str, start: int | str = "earliest") -> AsyncConsumer:
-        """Make a consumer at `earliest`, `head` or a seq, or find it where it is."""
+        """Make a consumer at `earliest`, `head` or a seq; an existing consumer keeps its
+        position.
+        """
         await self._patiently(topic_calls.put_consumer(place(topic, self.url), name, start))
         return AsyncConsumer(self, topic, name)
 
@@ -237,7 +242,7 @@ class AsyncClient(CoroutineClient):
     def worker(
         self, queue: str, **options: Unpack[WorkerOptions]
     ) -> Callable[[Handler[R]], Worker[R]]:
-        """Make a function of one `Job` the worker of a queue; see `worker`."""
+        """Turn a function of one `Job` into the worker of a queue; see `worker`."""
         return worker(queue, url=self.url, token=self._token, **options)
 
     def producer(
@@ -248,7 +253,7 @@ class AsyncClient(CoroutineClient):
         return AsyncIdempotentProducer(topic, producer, **(own | options))
 
     def stream(self, path: str, content_type: str = JSON) -> AsyncDurableStream:
-        """A Durable Stream by its path, which need not exist yet."""
+        """A Durable Stream by its path; the stream need not exist yet."""
         return AsyncDurableStream(
             path,
             content_type=content_type,
@@ -297,7 +302,7 @@ class AsyncClient(CoroutineClient):
                 yield reader.take(event)
 
     async def _epoch(self, topic: str, patience_ms: int) -> int | None:
-        """The topic's incarnation; None: it does not exist."""
+        """The topic's incarnation; None if the topic does not exist."""
         try:
             found = await self._patiently(admin_calls.state(place(topic, self.url)), patience_ms)
         except NotFound:
@@ -311,7 +316,7 @@ class AsyncClient(CoroutineClient):
         topic: str,
         patience_ms: int | None,
     ) -> AsyncGenerator[T, None]:
-        """The items; positions of handled ones are saved or committed."""
+        """The items. Saves or commits the positions of handled items."""
         turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, self._effects.now_ms(), keep.counts)
         async with contextlib.aclosing(pages):
             try:
@@ -326,13 +331,14 @@ class AsyncClient(CoroutineClient):
                 await self._keep_soon(turns.rest(self._effects.now_ms()), keep, topic)
                 raise
             finally:
-                # Not for an hour: the reader itself may have ended because the server is away.
+                # Use the usual retry time, not an hour: the reader may have ended because the
+                # server is away.
                 await self._keep(turns.rest(self._effects.now_ms()), keep, topic, None)
 
     async def _keep_soon(self, item: PositionedItem | None, keep: KeepPlan, topic: str) -> None:
-        """Save a position in one short try: the caller that cancels a task waits for it.
+        """Save a position in one short try, because the caller that cancels the task waits for it.
 
-        An item whose position is not saved comes again.
+        If the position is not saved, the next reader gets the item again.
         """
         try:
             async with asyncio.timeout(CANCELLED_MS / 1000):
@@ -364,21 +370,23 @@ class AsyncConsumer:
         self._calls = client._topic(topic)
 
     def read(self, **options: Unpack[ReadOptions]) -> AsyncGenerator[ReadItem, None]:
-        """The items behind the consumer up to the head; commits what the loop has handled."""
+        """The items behind the consumer's position, up to the head. Commits the handled items."""
         own: ReadOptions = {"consumer": self.name}
         return self._client.read(self.topic, **(options | own))
 
     def live(self, **options: Unpack[LiveOptions]) -> AsyncGenerator[LiveItem, None]:
-        """The items behind the consumer, then new ones; commits what the loop has handled."""
+        """The items behind the consumer's position, then new ones. Commits the handled items."""
         own: LiveOptions = {"consumer": self.name}
         return self._client.live(self.topic, **(options | own))
 
     async def place(self) -> ConsumerPlace:
-        """Where the consumer is, and its lag. Raises `NotFound`."""
+        """The consumer's position and its lag. Raises `NotFound`."""
         return await self._calls.consumer(self.name)
 
     async def commit(self, seq: int, *, if_seq: int | None = None) -> ConsumerPlace:
-        """Every record up to `seq` is finished; with `if_seq` only if the consumer is there."""
+        """Commit all records up to `seq`; with `if_seq`, only if the consumer's position is that
+        seq.
+        """
         return await self._calls.commit(self.name, seq, if_seq=if_seq)
 
     async def rewind(self, seq: int, *, if_seq: int | None = None) -> ConsumerPlace:
@@ -386,10 +394,10 @@ class AsyncConsumer:
         return await self._calls.commit(self.name, seq, rewind=True, if_seq=if_seq)
 
     async def delete(self) -> bool:
-        """Forget the consumer; whether there was one."""
+        """Forget the consumer; returns whether it existed."""
         return await self._calls.delete_consumer(self.name)
 
 
 async def _loaded(keep: KeepPlan) -> str | None:
-    """The cursor to begin at."""
+    """The cursor at which the reader begins."""
     return await asyncio.to_thread(keep.store.load) if keep.store is not None else keep.text

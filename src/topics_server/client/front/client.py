@@ -1,7 +1,7 @@
 """`Client`: one server, without an event loop.
 
-The blocking twin of `async_client.AsyncClient`: the same names, errors and retries. Threads may
-share one, except its iterators.
+The blocking twin of `async_client.AsyncClient`: the same methods, errors and retries. Threads may
+share a client, but not its iterators.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Client(BlockingClient):
             for item in client.read("orders"):
                 ...
 
-    `token`: the API key. `timeout_ms`: of one request. `patience_ms`: how long a request is tried
-    again when the server is away or throttles; the pauses have jitter and are never shorter than
-    the server asks for. Every method raises the kinds of `errors`. What the methods return (views,
-    queues, streams) uses the connections of this client.
+    `token`: the API key. `timeout_ms` limits one request. `patience_ms`: how long a request is
+    tried again when the server is away or throttles; the pauses have jitter and are never shorter
+    than the server asks for. Every method raises the errors of `errors`. The views, queues and
+    streams that methods return use the connections of this client.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Client(BlockingClient):
     # -- topics ----------------------------------------------------------------------------------
 
     def topics(self, prefix: str = "") -> Generator[TopicDescription, None, None]:
-        """The topics whose names begin so, in name order."""
+        """The topics whose names begin with `prefix`, in name order."""
         cursor: str | None = None
         while True:
             page = self._patiently(admin_calls.list_topics(prefix, cursor))
@@ -97,7 +97,10 @@ class Client(BlockingClient):
         self._patiently(admin_calls.drop(place(topic, self.url)))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Any request of the server; its JSON. A `POST` is sent once, others are tried again."""
+        """Any request to the server; returns the JSON.
+
+        A `POST` is sent once, others are tried again.
+        """
         return self._patiently(admin_calls.any_call(method, path, body))
 
     # -- records ---------------------------------------------------------------------------------
@@ -115,9 +118,9 @@ class Client(BlockingClient):
         create: bool | None = None,
         traceparent: str | None = None,
     ) -> AppendResult:
-        """Append one record; with `if_` only if that condition holds (docs/CONDITIONS.md).
+        """Append one record; with `if_`, only if that condition holds (docs/CONDITIONS.md).
 
-        A repeat after a lost answer stores nothing: each call has an idempotency key. Raises
+        Each call has an idempotency key, so a repeat after a lost answer stores nothing. Raises
         `ConditionFailed` if another writer was faster.
         """
         record = NewRecord(data, tag, node, meta)
@@ -138,9 +141,9 @@ class Client(BlockingClient):
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
-        With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
-        trace of the request, which readers get as `trace` of each record.
+        With `per_record` the key of record i is `key:i`: only records with an unknown key are
+        stored, and the result has the `seqs` of all records. `traceparent`: the trace of the
+        request, which readers get as `trace` of each record.
         """
         where = place(topic, self.url)
         return self._patiently(
@@ -163,15 +166,15 @@ class Client(BlockingClient):
         tag_prefix: str | None = None,
         before_seq: int | None = None,
     ) -> int:
-        """Delete the records that meet every given condition; their count."""
+        """Delete the records that meet every given condition; returns their number."""
         where = place(topic, self.url)
         return self._patiently(admin_calls.delete(where, tag, tag_prefix, before_seq))
 
     def read(self, topic: str, **options: Unpack[ReadOptions]) -> Generator[ReadItem, None, None]:
-        """The records and gaps of a topic, up to the head that it has when the reading begins.
+        """The records and gaps of a topic, up to its head at the start of the read.
 
-        A failure that passes is tried again from the same position. The options are those of
-        `ReadOptions`. An item is handled when the loop asks for the next one.
+        After a temporary failure, the read continues from the same position. The options are those
+        of `ReadOptions`. An item counts as handled when the loop requests the next item.
         """
         plan = ReadPlan.of(topic, self.url, options)
         return self._kept(self._pages(plan), plan.keep, topic, plan.patience_ms)
@@ -179,7 +182,7 @@ class Client(BlockingClient):
     def live(
         self, topics: str | Sequence[str] = (), **options: Unpack[LiveOptions]
     ) -> Generator[LiveItem, None, None]:
-        """The records and gaps of topics, then new ones as they come, and news of the topics.
+        """The records and gaps of topics, then new ones as they arrive, and news of the topics.
 
         Ends only with an error: a refusal, or `Unreachable` once the server is away for
         `patience_ms`. The options are those of `LiveOptions`. Topics need not exist.
@@ -191,12 +194,14 @@ class Client(BlockingClient):
     def tail(
         self, topic: str, n: int = 10, **options: Unpack[LiveOptions]
     ) -> Generator[LiveItem, None, None]:
-        """The last `n` records, then new ones as they come; as `live`."""
+        """The last `n` records, then new ones as they arrive; see `live`."""
         start: LiveOptions = {"last": n} if n else {"tail": True}
         return self.live(topic, **(start | options))
 
     def consumer(self, topic: str, name: str, start: int | str = "earliest") -> Consumer:
-        """Make a consumer at `earliest`, `head` or a seq, or find it where it is."""
+        """Make a consumer at `earliest`, `head` or a seq; an existing consumer keeps its
+        position.
+        """
         self._patiently(topic_calls.put_consumer(place(topic, self.url), name, start))
         return Consumer(self, topic, name)
 
@@ -232,7 +237,7 @@ class Client(BlockingClient):
     def worker(
         self, queue: str, **options: Unpack[WorkerOptions]
     ) -> Callable[[Handler[R]], Worker[R]]:
-        """Make a function of one `Job` the worker of a queue; see `worker`."""
+        """Turn a function of one `Job` into the worker of a queue; see `worker`."""
         return worker(queue, url=self.url, token=self._token, **options)
 
     def producer(
@@ -243,7 +248,7 @@ class Client(BlockingClient):
         return IdempotentProducer(topic, producer, **(own | options))
 
     def stream(self, path: str, content_type: str = JSON) -> DurableStream:
-        """A Durable Stream by its path, which need not exist yet."""
+        """A Durable Stream by its path; the stream need not exist yet."""
         return DurableStream(
             path,
             content_type=content_type,
@@ -292,7 +297,7 @@ class Client(BlockingClient):
                 yield reader.take(event)
 
     def _epoch(self, topic: str, patience_ms: int) -> int | None:
-        """The topic's incarnation; None: it does not exist."""
+        """The topic's incarnation; None if the topic does not exist."""
         try:
             return self._patiently(admin_calls.state(place(topic, self.url)), patience_ms).epoch
         except NotFound:
@@ -305,7 +310,7 @@ class Client(BlockingClient):
         topic: str,
         patience_ms: int | None,
     ) -> Generator[T, None, None]:
-        """The items; positions of handled ones are saved or committed."""
+        """The items. Saves or commits the positions of handled items."""
         turns: SaveTurns[T] = SaveTurns(keep.save_every_ms, blocking_now_ms(), keep.counts)
         with contextlib.closing(pages):
             try:
@@ -317,7 +322,8 @@ class Client(BlockingClient):
                         due = turns.handled(item, now_ms, is_last=index == last)
                         self._keep(due, keep, topic, patience_ms)
             finally:
-                # Not for an hour: the reader itself may have ended because the server is away.
+                # Use the usual retry time, not an hour: the reader may have ended because the
+                # server is away.
                 self._keep(turns.rest(blocking_now_ms()), keep, topic, None)
 
     def _keep(
@@ -344,21 +350,23 @@ class Consumer:
         self._calls = client._topic(topic)
 
     def read(self, **options: Unpack[ReadOptions]) -> Generator[ReadItem, None, None]:
-        """The items behind the consumer up to the head; commits what the loop has handled."""
+        """The items behind the consumer's position, up to the head. Commits the handled items."""
         own: ReadOptions = {"consumer": self.name}
         return self._client.read(self.topic, **(options | own))
 
     def live(self, **options: Unpack[LiveOptions]) -> Generator[LiveItem, None, None]:
-        """The items behind the consumer, then new ones; commits what the loop has handled."""
+        """The items behind the consumer's position, then new ones. Commits the handled items."""
         own: LiveOptions = {"consumer": self.name}
         return self._client.live(self.topic, **(options | own))
 
     def place(self) -> ConsumerPlace:
-        """Where the consumer is, and its lag. Raises `NotFound`."""
+        """The consumer's position and its lag. Raises `NotFound`."""
         return self._calls.consumer(self.name)
 
     def commit(self, seq: int, *, if_seq: int | None = None) -> ConsumerPlace:
-        """Every record up to `seq` is finished; with `if_seq` only if the consumer is there."""
+        """Commit all records up to `seq`; with `if_seq`, only if the consumer's position is that
+        seq.
+        """
         return self._calls.commit(self.name, seq, if_seq=if_seq)
 
     def rewind(self, seq: int, *, if_seq: int | None = None) -> ConsumerPlace:
@@ -366,10 +374,10 @@ class Consumer:
         return self._calls.commit(self.name, seq, rewind=True, if_seq=if_seq)
 
     def delete(self) -> bool:
-        """Forget the consumer; whether there was one."""
+        """Forget the consumer; returns whether it existed."""
         return self._calls.delete_consumer(self.name)
 
 
 def _loaded(keep: KeepPlan) -> str | None:
-    """The cursor to begin at."""
+    """The cursor at which the reader begins."""
     return keep.store.load() if keep.store is not None else keep.text

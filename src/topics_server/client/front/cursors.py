@@ -1,8 +1,8 @@
-"""Where a reader's position is kept, and when it is saved.
+"""Where a reader's position is stored, and when it is saved.
 
-An item is handled when the loop asks for the next one. The position behind the handled items is
-saved at the end of each page or event, so before the reader waits for more, and at the end of the
-loop; `every_ms` makes it rarer.
+An item counts as handled when the loop requests the next item. The position behind the handled
+items is saved at the end of each page or event, before the reader waits for more, and at the end of
+the loop. `every_ms` makes saves rarer.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# Within a page or an event the position is saved so often while its items are handled.
+# The pause between two saves while the items of one page or event are handled, ms.
 WITHIN_MS = 1000
 
 
 class CursorStore(Protocol):
-    """Keeps a cursor over restarts of the program. Its calls may block."""
+    """Stores a cursor over restarts of the program. Its calls may block."""
 
     def load(self) -> str | None:
-        """The cursor that was saved last; None: there is none."""
+        """The cursor that was saved last; None without one."""
 
     def save(self, cursor: str) -> None:
-        """Keep this cursor in place of the last one."""
+        """Store this cursor in place of the last one."""
 
 
 class FileCursor:
-    """Keeps a cursor in a file. A save is on the disk when it returns."""
+    """Stores a cursor in a file. A saved cursor is on the disk when `save` returns."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
     def load(self) -> str | None:
-        """The cursor in the file; None if there is no file. Raises `ValueError` for no text."""
+        """The cursor in the file; None without a file.
+
+        Raises `ValueError` if the file is not text.
+        """
         try:
             return self._path.read_text("utf-8")
         except FileNotFoundError:
@@ -44,7 +47,7 @@ class FileCursor:
             raise ValueError(f"{self._path} holds no cursor: it is not UTF-8") from None
 
     def save(self, cursor: str) -> None:
-        """Write the cursor beside the file, sync it, and rename it over the file."""
+        """Write the cursor to a second file, sync that, and rename it over the first."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         with fresh.open("w", encoding="utf-8") as file:
             file.write(cursor)
@@ -59,9 +62,10 @@ class FileCursor:
 
 
 class SaveTurns(Generic[T]):
-    """Says which item's position to save now; times are milliseconds of any clock.
+    """Decides which item's position to save now. Times are milliseconds of any clock.
 
-    `counts` tells the items that have a position; others leave that of the last one.
+    `counts` returns whether an item has a position; an item without one leaves the position of the
+    item before.
     """
 
     def __init__(self, every_ms: int, now_ms: float, counts: Callable[[T], bool]) -> None:
@@ -73,7 +77,10 @@ class SaveTurns(Generic[T]):
         self._handled: T | None = None
 
     def handled(self, item: T, now_ms: float, *, is_last: bool) -> T | None:
-        """An item was handled, the last one of its page or event; the item to save now."""
+        """Call this after an item was handled. `is_last`: it ends a page or event.
+
+        Returns the item to save now.
+        """
         if self._counts(item):
             self._handled = item
         since_ms = now_ms - self._saved_ms
@@ -81,7 +88,7 @@ class SaveTurns(Generic[T]):
         return self.rest(now_ms) if is_due else None
 
     def rest(self, now_ms: float) -> T | None:
-        """The last handled item, if its position is not saved."""
+        """The last handled item, if its position is not saved; the caller saves it."""
         item, self._handled = self._handled, None
         self._saved_ms = now_ms
         return item

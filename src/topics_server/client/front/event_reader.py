@@ -1,8 +1,8 @@
 """The items of a live stream's events. No I/O.
 
-An event of many records is handled record by record. Between them the position is the id before the
-event, and the seq that was handled last: the server sends the event again, and its handled records
-are passed over.
+An event of many records is handled record by record. Between two records the position is the id
+before the event, and the last handled seq: the server then sends the event again, and the reader
+skips its handled records.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from topics_server.client.front.items import (
 
 
 class EventReader:
-    """Makes items of events; `read_cursor` is a start that a read left, `cursor` the stream's."""
+    """Turns events into items.
+
+    `read_cursor` is set if the start is the cursor of a read; `cursor` is the id of the stream.
+    """
 
     def __init__(self, cursor: str | None) -> None:
-        """Raises `ValueError` for a text that is no cursor."""
+        """Raise `ValueError` for a text that is no cursor."""
         place = None if cursor is None else parsed_cursor(cursor)
         self.read_cursor = place if isinstance(place, ReadCursor) else None
         known = place if isinstance(place, LiveCursor) else LiveCursor("")
@@ -38,7 +41,7 @@ class EventReader:
 
     @property
     def cursor(self) -> str | None:
-        """The id that the stream begins behind."""
+        """The id behind which the stream begins."""
         return self._id or None
 
     def take(self, event: LiveEvent) -> list[LiveItem]:
@@ -91,7 +94,7 @@ def _position(cursor: str, handled: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _is_old(event: LiveEvent, handled: int) -> bool:
-    """Whether a tombstone covers only records that were handled: they are no loss."""
+    """Whether a tombstone covers only handled records, so that nothing is lost."""
     return event.data["reason"] != "recreated" and int(event.data["gap_to"]) <= handled
 
 

@@ -1,9 +1,9 @@
 """The items that readers get: records, gaps, and news of topics. Pure.
 
-An item knows its position: a reader that has handled it goes on behind its `cursor`. A position is
-`{"topic", "seq", "epoch"}` behind an item of a read, and `{"id", "handled"}` behind one of a live
-stream: the id of the last event, and for a topic whose next event was handled in part the last seq.
-The JavaScript client has the same two.
+Each item has its position: a reader that has handled the item continues behind its `cursor`. The
+position of an item of a read is `{"topic", "seq", "epoch"}`. That of an item of a live stream is
+`{"id", "handled"}`: the id of the last event, and the last handled seq of a topic whose next event
+was handled in part. The JavaScript client uses the same two forms.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class PositionedItem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cursor(self) -> str:
-        """Where a reader goes on that has handled this item; a text to keep as it is."""
+        """The position from which a reader continues behind this item: an opaque text to store."""
         return msgspec.json.encode(self.position).decode()
 
 
 class RecordItem(PositionedItem, frozen=True, kw_only=True):
     """A record. `ts_ms`: when it was committed, since 1970.
 
-    `encoding` "base64": `data` has bytes of a stream, of this `content_type`. `trace`: the
+    With `encoding` "base64", `data` holds bytes of a stream of this `content_type`. `trace`: the
     `traceparent` of its append.
     """
 
@@ -48,10 +48,10 @@ class RecordItem(PositionedItem, frozen=True, kw_only=True):
 
 
 class GapItem(PositionedItem, frozen=True, kw_only=True):
-    """Records `from_seq` to `to_seq` are gone, because of `reason`; about `missed` of them.
+    """Records `from_seq` to `to_seq` are lost, because of `reason`; about `missed` records.
 
     Reasons are `cap`, `ttl`, `mixed`, `recreated`, `restart`, `damaged`, `source_trim`,
-    `from_seq_too_old`, or a later server's. After `recreated` the topic begins anew.
+    `from_seq_too_old`, or a reason of a later server. After `recreated` the topic begins anew.
     """
 
     kind: ClassVar[str] = "gap"
@@ -62,21 +62,24 @@ class GapItem(PositionedItem, frozen=True, kw_only=True):
 
 
 class CaughtUpItem(PositionedItem, frozen=True, kw_only=True):
-    """Everything up to `head_seq` was delivered; what follows is new."""
+    """Everything up to `head_seq` was delivered; the items that follow are new."""
 
     kind: ClassVar[str] = "caught-up"
     head_seq: int
 
 
 class DeletedItem(PositionedItem, frozen=True, kw_only=True):
-    """The topic was deleted; if it is made again, a live stream goes on."""
+    """The topic was deleted. If it is created again, a live stream continues with it."""
 
     kind: ClassVar[str] = "deleted"
     head_seq: int
 
 
 class NoticeItem(PositionedItem, frozen=True, kw_only=True):
-    """Other news of a live stream: `name` is `topic-created`, `left-out`, or a later server's."""
+    """Other news of a live stream.
+
+    `name` is `topic-created`, `left-out`, or a name of a later server.
+    """
 
     kind: ClassVar[str] = "notice"
     name: str
@@ -105,7 +108,7 @@ class LiveCursor(msgspec.Struct, frozen=True):
 def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
     """The position in the text of a cursor. Raises `ValueError`.
 
-    The id of an event goes into a header, so it has characters that one can carry.
+    The id of an event is sent in a header, so it must have characters that a header can carry.
     """
     try:
         return msgspec.json.decode(text, type=ReadCursor)
@@ -120,7 +123,7 @@ def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
 
 
 def gap_of(topic: str, tombstone: Mapping[str, Any], position: Mapping[str, Any]) -> GapItem:
-    """The gap that a tombstone tells."""
+    """The gap that a tombstone reports."""
     return GapItem(
         topic=topic,
         from_seq=tombstone["gap_from"],
@@ -138,7 +141,7 @@ def recreated(topic: str, epoch: int | None) -> GapItem:
 
 
 def committed_seq(item: PositionedItem) -> int | None:
-    """The seq that a consumer commits behind an item; None for none."""
+    """The seq that a consumer commits after an item; None if it commits nothing."""
     if isinstance(item, RecordItem):
         return item.seq
     return item.to_seq or None if isinstance(item, GapItem) else None

@@ -1,7 +1,8 @@
 """The pages of a read, and their items. No I/O.
 
-`PageReader` is the state between two pages: the driver sends `call()` until it is None, and gives
-each answer to `take`. A page of another incarnation of the topic than the position's is a gap.
+`PageReader` is the state between two pages: the driver sends `call()` until it is None, and passes
+each answer to `take`. If a page comes from another incarnation of the topic than the position, the
+reader reports a gap.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from topics_server.client.records.topic_calls import RecordsPage, StoredRecord
 
 
 class PageReader:
-    """A read of one topic up to the head that it has when the reading begins."""
+    """A read of one topic up to its head at the start of the read."""
 
     def __init__(
         self,
@@ -33,9 +34,9 @@ class PageReader:
         start: Mapping[str, Any],
         fields: Mapping[str, Any],
     ) -> None:
-        """`start`: where to begin without a cursor; `fields`: other fields of each request.
+        """`start`: where to begin without a cursor. `fields`: other fields of each request.
 
-        Raises `ValueError` for the cursor of something else.
+        Raises `ValueError` for a cursor of another topic or of a live stream.
         """
         self._where = where
         self._start = {name: value for name, value in start.items() if value is not None}

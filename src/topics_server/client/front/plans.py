@@ -19,18 +19,19 @@ from topics_server.client.front.items import (
 )
 from topics_server.client.front.page_reader import PageReader
 
-# Fields that say where a reader begins without a cursor.
+# Fields that set where a reader begins without a cursor.
 STARTS: Final = ("from_seq", "since", "last", "tail")
 
 
 class ReadOptions(TypedDict, total=False):
     """The options of `read`.
 
-    `cursor`: the cursor of an item, or a store such as `FileCursor`, which also keeps the new ones.
-    `consumer`: the reader begins there and commits what its loop has handled; it must exist.
-    `from_seq`, `since`, `last`: where to begin without a cursor; default: at the first record.
-    `filter_`: docs/READS.md. `limit`: records of a page at most. `save_every_ms`: save or commit at
-    most so often; 0: at the end of each page. `patience_ms`: as for `Client`.
+    `cursor`: the cursor of an item, or a store such as `FileCursor`, which also stores new cursors.
+    `consumer`: the reader begins at this consumer's position and commits the handled items; the
+    consumer must exist. `from_seq`, `since`, `last`: where to begin without a cursor; default: at
+    the first record. `filter_`: see docs/READS.md. `limit`: the most records of a page.
+    `save_every_ms`: the shortest time between saves or commits; 0: at the end of each page.
+    `patience_ms`: as for `Client`.
     """
 
     cursor: str | CursorStore | None
@@ -47,8 +48,8 @@ class ReadOptions(TypedDict, total=False):
 class LiveOptions(TypedDict, total=False):
     """The options of `live` and `tail`; `cursor`, `consumer` and `save_every_ms` as for `read`.
 
-    `prefix`: also follow the topics whose names begin so. The others are the query of
-    `GET …/live` in docs/READS.md. `patience_ms`: how long a server may be away; an hour.
+    `prefix`: also follow the topics whose names begin with it. The others are the query of
+    `GET …/live` in docs/READS.md. `patience_ms`: how long a server may be away; default: an hour.
     """
 
     prefix: str | Sequence[str] | None
@@ -73,7 +74,7 @@ class LiveOptions(TypedDict, total=False):
 
 
 class KeepPlan(msgspec.Struct, frozen=True):
-    """Where the position of a reader comes from, and where it is kept."""
+    """Where the position of a reader comes from, and where it is stored."""
 
     cursor: str | CursorStore | None
     consumer: str | None
@@ -81,7 +82,7 @@ class KeepPlan(msgspec.Struct, frozen=True):
 
     @property
     def store(self) -> CursorStore | None:
-        """The store of cursors; None if the caller keeps them, or the server does."""
+        """The store of cursors; None if the caller or the server stores them."""
         return None if self.cursor is None or isinstance(self.cursor, str) else self.cursor
 
     @property
@@ -90,7 +91,7 @@ class KeepPlan(msgspec.Struct, frozen=True):
         return self.cursor if isinstance(self.cursor, str) else None
 
     def counts(self, item: PositionedItem) -> bool:
-        """Whether a position can be kept behind this item; a consumer commits seqs only."""
+        """Whether a position can be saved after this item; a consumer commits only seqs."""
         return self.consumer is None or committed_seq(item) is not None
 
 
@@ -116,7 +117,7 @@ class ReadPlan(msgspec.Struct, frozen=True):
         return cls(place(topic, url), keep, start, fields, options.get("patience_ms"))
 
     def reader(self, cursor: str | None) -> PageReader:
-        """The state of the read; `cursor` is the loaded one. Raises `ValueError`."""
+        """The reader; `cursor` is the loaded cursor. Raises `ValueError`."""
         return PageReader(self.where, cursor=cursor, start=self.start, fields=self.fields)
 
 
@@ -144,8 +145,10 @@ class LivePlan(msgspec.Struct, frozen=True):
         return cls(names, prefix, keep, query, patience_ms)
 
     def begin(self, cursor: str | None) -> tuple[EventReader, str | None]:
-        """The reader behind this cursor, and the topic whose epoch is to be asked for if the cursor
-        is one of a read. Raises `ValueError`.
+        """The reader behind this cursor.
+
+        If the cursor comes from a read, also the topic whose epoch the caller must request. Raises
+        `ValueError`.
         """
         reader = EventReader(cursor)
         read = reader.read_cursor
@@ -156,7 +159,10 @@ class LivePlan(msgspec.Struct, frozen=True):
     def behind_read(
         self, reader: EventReader, epoch: int | None
     ) -> tuple[list[GapItem], Mapping[str, Option]]:
-        """The first items of a stream behind a read, and its query; `epoch`: the topic's now."""
+        """The first items of a stream that follows a read, and its query.
+
+        `epoch`: the topic's current one.
+        """
         read = reader.read_cursor
         assert read is not None, "asked for the cursor of a read only"
         others = {name: value for name, value in self.query.items() if name not in STARTS}

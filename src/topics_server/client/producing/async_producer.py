@@ -51,10 +51,10 @@ class AsyncIdempotentProducer:
             receipt = await till.send({"total": 12})
         print((await receipt).seq)
 
-    `place`: a topic by name (on the server at `url`) or by URL, or the URL of a stream. `producer`:
-    the name of this writer, which stays the same over restarts; only one live process may use a
-    name. `token`: the API key. `content_type`: for a stream; its records are JSON values if it is
-    `application/json` (the default), bytes otherwise.
+    `place`: the name of a topic (on the server at `url`), its URL, or the URL of a stream.
+    `producer`: the name of this writer, which stays the same over restarts; only one live process
+    may use a name. `token`: the API key. `content_type`: for a stream; its records are JSON values
+    if it is `application/json` (the default), bytes otherwise.
 
     `send` puts a record into a batch and returns; it waits only while `buffer_records` or
     `buffer_bytes` are unacknowledged. A batch is sent once it is `linger_ms` old or has
@@ -67,19 +67,19 @@ class AsyncIdempotentProducer:
 
     **Epochs.** Without `epoch`, the producer asks the server for its current epoch and claims the
     next one, which fences every process that still writes under the name. A given `epoch` is used
-    as it is: use the last run's epoch plus one. With `seq` as well, the producer continues that
-    epoch at this seq. The server's records of that epoch are taken for this producer's own, so the
-    caller must cut the same batches again (for example one record and one `flush` each). When
+    without a change: use the last run's epoch plus one. With `seq` as well, the producer continues
+    that epoch at this seq. The server's records of that epoch are taken for this producer's own, so
+    the caller must cut the same batches again (for example one record and one `flush` each). When
     another process claims an epoch, the producer is fenced and ends; with `claim` it claims the
     next epoch and sends unacknowledged records again under new numbers. Two live processes that
     both do so fence each other for ever.
 
     **Failures** are always reported: by the record's receipt, by `flush` and by `close`, as
-    `Undelivered`, whose `in_doubt` says whether the server may have the record. The first permanent
+    `Undelivered`, whose `in_doubt` is true if the server may have the record. The first permanent
     failure ends the producer, so that no later record overtakes a failed one.
 
-    **Duplicates.** A record that this object sends is stored once, whatever is lost on the way and
-    across claims: on a topic by an idempotency key of each batch, as long as the topic's
+    **Duplicates.** A record that this object sends is stored once, even if requests or answers are
+    lost, and across claims: on a topic by an idempotency key of each batch, as long as the topic's
     `idempotency_window_ms` is two minutes or more; on a stream a claim that cannot know which
     records are stored ends with `InDoubt`. Across a restart of the program: the next run does not
     know which unacknowledged records were stored. Sent again in a new epoch they may be stored
@@ -154,7 +154,7 @@ class AsyncIdempotentProducer:
         """Flush, for `timeout_ms` at most, and end; raises `Undelivered` unless `flush` did."""
         carrier = self._carrier
         if not carrier.is_of_this_process:
-            return  # sent records are the parent's to deliver
+            return  # in a child of `fork`: the parent delivers the sent records
         was_reported = self._is_reported
         deliveries = [batch.delivery for batch in carrier.batches.flush()]
         carrier.is_closing = True

@@ -1,18 +1,19 @@
 """A producer's batches: the next batch to send, the meaning of a response.
 
-The caller sends requests: `take` returns them, `answered` takes the result, `next_ms` says when to
-call again. Times are milliseconds of any monotonic clock.
+The caller sends requests: `take` returns them, `answered` takes the result, `next_ms` returns when
+to call again. Times are milliseconds of any monotonic clock.
 
-These rules hold, whatever is lost, late or reordered on the way:
+These rules hold even if requests or answers are lost, late or reordered:
 
 - Under one epoch a seq is always the same batch, so an old copy that arrives late is a repeat.
 - The first request of an epoch goes alone: until it is accepted, every other would be refused.
 - A gap is filled from below: a batch refused as too early waits for all batches before it.
-- A batch is *in doubt* when a copy of it was sent whose response never came. Batches are accepted
-  in order, so a batch behind one that was certainly not accepted was not accepted either.
+- A batch is *in doubt* if a copy of it was sent and no response came. Batches are accepted in
+order: if a batch was certainly not accepted, no later batch was accepted either.
 - A new epoch begins only when nothing is under way, with the unacknowledged batches from seq 0 on.
-  None may be in doubt, unless the server recognises it by its key; otherwise the producer ends.
-- A repeat that this producer cannot have caused comes from another process: ours is not stored.
+  No batch may be in doubt, unless the server recognises it by its key; otherwise the producer ends.
+- A repeat that this producer cannot have caused comes from another process, so its own batch is not
+stored.
 - A permanent failure ends the producer, so that no later record overtakes a failed one.
 """
 
@@ -50,7 +51,7 @@ from topics_server.client.producing.targets import (
 )
 
 PAUSES: Final = Backoff(base_ms=50, cap_ms=5000)
-# Shorter than a topic remembers a key by default (two minutes).
+# Shorter than the time for which a topic remembers a key by default (two minutes).
 KEY_MS: Final = 90_000
 
 
@@ -100,11 +101,11 @@ class SendTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerState(enum.Enum):
-    """Where a batch is."""
+    """The state of a batch."""
 
     READY = "ready"
     FLYING = "flying"
-    HELD = "held"  # came too early: sent again once it is the first
+    HELD = "held"  # refused as too early: sent again once it is the first
 
 
 class RecordBatch(msgspec.Struct, eq=False):
@@ -123,12 +124,12 @@ class RecordBatch(msgspec.Struct, eq=False):
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the server may have stored it."""
+        """Whether the server may have stored the batch."""
         return self.is_doubtful or self.was_doubtful
 
 
 class Outgoing(msgspec.Struct, eq=False, frozen=True):
-    """A request to send. A probe appends nothing: no producer reaches its seq."""
+    """A request to send. A probe appends nothing, because no producer reaches its seq."""
 
     batch: RecordBatch
     epoch: int
@@ -141,7 +142,9 @@ OnFinished: TypeAlias = Callable[[RecordBatch, Stored | Undelivered], None]
 
 
 class ProducerBatches:
-    """The state of one producer. Without `epoch`: ask for it, and claim the next one.
+    """The state of one producer.
+
+    Without `epoch`, it requests the server's epoch and claims the next one.
 
     `seq`: where to continue in a given epoch; requests that another process sent under it may be
     repeated. `on_finished` is called once for every batch.
@@ -162,10 +165,11 @@ class ProducerBatches:
         self.held_bytes = 0
         self._on_finished = on_finished
         self._next_seq = seq or 0
-        # Below this seq a repeat is of an earlier run of ours.
+        # A repeat below this seq comes from an earlier run of this producer.
         self._news_from = 0 if seq is None else NUMBER_MAX
         self._highest = -1
-        # A request of this epoch was accepted: the epoch is ours.
+        # Whether a request of this epoch was accepted, which proves that this producer owns the
+        # epoch.
         self._is_owned = False
         self._is_claimed = epoch is None
         self._window: deque[RecordBatch] = deque()
@@ -178,7 +182,7 @@ class ProducerBatches:
         self._failures = 0
         self._failing_since_ms = 0.0
 
-    # -- what is to be sent ------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
@@ -191,7 +195,9 @@ class ProducerBatches:
         return self._next_seq
 
     def has_room(self, size: int) -> bool:
-        """Whether a record of this size may be added now; an empty buffer takes any."""
+        """Whether a record of this size may be added now; an empty buffer takes a record of any
+        size.
+        """
         if not self.held_records:
             return True
         terms = self.terms
@@ -294,7 +300,7 @@ class ProducerBatches:
         return self._pause_until_ms is not None and now_ms < self._pause_until_ms
 
     def next_ms(self) -> float | None:
-        """When `take` may return something without another event; None: never."""
+        """When `take` may return a request without another event; None: never."""
         if self.failure is not None or self._reason is not None:
             return None
         if self._flying and self._is_blocked:
@@ -306,10 +312,13 @@ class ProducerBatches:
         due_ms = self._open.opened_ms + self.terms.linger_ms
         return max(due_ms, self._pause_until_ms or due_ms)
 
-    # -- what came back ----------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------
 
     def answered(self, out: Outgoing, verdict: Verdict, now_ms: float, chance: float) -> None:
-        """Note the result of a request; `chance`, 0 to 1, shortens the pause that may follow."""
+        """Handle the result of a request.
+
+        `chance`, from 0 to 1, shortens the pause that may follow.
+        """
         self._flying -= 1
         assert self._flying >= 0, "an answer for each request"
         if self.failure is not None:
@@ -371,7 +380,9 @@ class ProducerBatches:
                 self._failed(verdict, now_ms, chance)
 
     def _foreign(self, batch: RecordBatch, repeat: Repeated) -> ClientError | None:
-        """Why a repeat is not of our own requests; None if it is."""
+        """The error if a repeat does not come from this producer's own requests; None if it
+        does.
+        """
         assert self.epoch is not None
         if batch.seq < self._news_from:
             return None
@@ -381,7 +392,8 @@ class ProducerBatches:
                 self.epoch,
             )
         if self._is_claimed and not self._is_owned:
-            # The epoch is ours, or that of another process that claimed at the same moment.
+            # The epoch belongs to this producer, or to another process that claimed at the same
+            # moment.
             return Fenced(f"whose epoch {self.epoch} is cannot be known", self.epoch)
         return None
 
@@ -481,7 +493,7 @@ class ProducerBatches:
 
 
 def _may_be_stored(error: ClientError) -> bool:
-    """Whether the server may have done the request although it ended with this error."""
+    """Whether the server may have executed the request although it ended with this error."""
     if isinstance(error, Unreachable):
         return error.sent
     if isinstance(error, BadAnswer):

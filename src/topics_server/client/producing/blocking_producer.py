@@ -1,6 +1,6 @@
 """`IdempotentProducer`: the producer for threads.
 
-The same transport on an event loop of its own, in a daemon thread that starts with the first
+It runs the same transport on its own event loop, in a daemon thread that starts with the first
 record.
 """
 
@@ -95,7 +95,7 @@ class IdempotentProducer:
         """Flush, for `timeout_ms` at most, and end; raises `Undelivered` unless `flush` did."""
         carrier = self._carrier
         if not carrier.is_of_this_process:
-            return  # sent records are the parent's to deliver
+            return  # in a child of `fork`: the parent delivers the sent records
         was_reported = self._is_reported
         with self._changed:
             deliveries = [batch.delivery for batch in carrier.batches.flush()]
@@ -123,7 +123,7 @@ class IdempotentProducer:
         self._changed.notify_all()
 
     def _start(self) -> None:
-        """Begin the loop, under the lock, and wait until it runs."""
+        """Start the loop, under the lock, and wait until it runs."""
         if self._thread is None:
             name = f"producer-{self._carrier.plan.producer}"
             self._thread = threading.Thread(target=self._serve, name=name, daemon=True)

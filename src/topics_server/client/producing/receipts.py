@@ -17,10 +17,10 @@ from topics_server.client.producing.batches import Stored
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that is acknowledged, as the topic's durability class means it.
+    """An acknowledged record; its topic's durability class says what that guarantees.
 
     `seq`: the record's seq on a topic; `offset`: the end of the stream behind its batch. None if
-    the server did not report it, as for some batches that it already had. `epoch` and
+    the server did not report the position, as for some batches that it already had. `epoch` and
     `producer_seq` are the batch's; `repeated`: an earlier copy was stored.
     """
 
@@ -32,7 +32,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt:
-    """The result of one record. Raises `Undelivered` for a record that is given up."""
+    """The result of one record. Raises `Undelivered` for a record that will not be sent again."""
 
     __slots__ = ("_delivery", "_index")
 

@@ -30,10 +30,10 @@ PRODUCER_CHARS_MAX: Final = 256
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The server has the batch because of this request.
+    """The server stored the batch because of this request.
 
-    `first_seq`: of its first record, on a topic (None: not reported); `offset`: the stream's end
-    behind it.
+    `first_seq`: the seq of its first record on a topic (None: not reported). `offset`: the end of
+    the stream behind the batch.
     """
 
     first_seq: int | None = None
@@ -49,13 +49,13 @@ class Repeated(msgspec.Struct, frozen=True):
 
 
 class StampGap(msgspec.Struct, frozen=True):
-    """Not accepted: `expected` is next."""
+    """Not accepted: the server expects the seq `expected` next."""
 
     expected: int
 
 
 class Beaten(msgspec.Struct, frozen=True):
-    """Not accepted: the producer is in this later epoch."""
+    """Not accepted: the producer's current epoch on the server is this later one."""
 
     epoch: int
 
@@ -80,11 +80,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_json(self) -> bool:
-        """Whether records are JSON values; bytes if not."""
+        """Whether records are JSON values; if not, they are bytes."""
         return self.is_topic or self.content_type.partition(";")[0].strip().lower() == JSON
 
     def encode(self, record: Any, tag: str | None, meta: Mapping[str, Any] | None) -> bytes:
-        """The bytes of one record in a body.
+        """One record as bytes of a body.
 
         `msgspec.Raw` is sent byte for byte. Raises `TypeError` for a value that the target does not
         take.

@@ -59,7 +59,7 @@ class TransportPlan(msgspec.Struct, frozen=True, kw_only=True):
     effects: Effects
 
     def __repr__(self) -> str:
-        """Without the token: tools that report errors show the values of variables."""
+        """Leave the token out: tools that report errors show the values of variables."""
         return f"<{type(self).__name__} of producer {self.producer!r}>"
 
     @classmethod
@@ -90,7 +90,10 @@ class TransportPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerTransport:
-    """One producer's loop. `on_finished` is called under the lock when room or state changed."""
+    """One producer's loop.
+
+    `on_finished` is called under the lock when room or state have changed.
+    """
 
     def __init__(self, plan: TransportPlan, on_finished: Callable[[], None]) -> None:
         self.plan = plan
@@ -152,7 +155,7 @@ class ProducerTransport:
         return Undelivered(reason, in_doubt=any(error.in_doubt for error in found))
 
     def wake(self) -> None:
-        """Have the loop look at the batches; called from another thread."""
+        """Make the loop check the batches; called from another thread."""
         with self.lock:
             if self._is_woken or self._loop is None:
                 return
@@ -160,7 +163,7 @@ class ProducerTransport:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def cancel(self) -> None:
-        """Have the loop end and fail the remaining batches; called from another thread."""
+        """Make the loop end and fail the remaining batches; called from another thread."""
         with self.lock:
             if self._loop is not None and self._task is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -183,7 +186,7 @@ class ProducerTransport:
     # -- on the loop -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Like `wake`, on the loop itself."""
+        """Like `wake`, but called on the loop."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -232,7 +235,7 @@ class ProducerTransport:
         while True:
             self._changed.clear()
             with self.lock:
-                # A wake from here on starts another round; earlier wakes are covered by the look
+                # A wake from here on starts another round. Earlier wakes are covered by the check
                 # below.
                 self._is_woken = False
             if self._is_over(tasks):
@@ -298,7 +301,9 @@ class ProducerTransport:
                 self._tell(verdict)
 
     def _tell(self, verdict: Verdict) -> None:
-        """Log the first failure of a row as a warning, the others and its end as info."""
+        """Log the first of consecutive failures as a warning, the others and the recovery as
+        info.
+        """
         producer, patience_ms = self.plan.producer, self.plan.terms.patience_ms
         if not isinstance(verdict, ClientError):
             if self._is_failing:

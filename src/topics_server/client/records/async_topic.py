@@ -53,7 +53,7 @@ class AsyncTopicClient(CoroutineClient):
         create: bool | None = None,
         traceparent: str | None = None,
     ) -> AppendResult:
-        """Append one record; with `if_` only if that condition holds (`docs/CONDITIONS.md`)."""
+        """Append one record; with `if_`, only if that condition holds (`docs/CONDITIONS.md`)."""
         record = NewRecord(data, tag, node, meta)
         return await self.append_many(
             [record], if_=if_, key=key, create=create, traceparent=traceparent
@@ -71,9 +71,9 @@ class AsyncTopicClient(CoroutineClient):
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none.
 
-        With `per_record` the key of record i is `key:i`: records whose keys are known are not
-        stored again, the others are, and the result has the `seqs` of all. `traceparent`: the
-        trace of the request, which readers get as `trace` of each record.
+        With `per_record` the key of record i is `key:i`: only records with an unknown key are
+        stored, and the result has the `seqs` of all records. `traceparent`: the trace of the
+        request, which readers get as `trace` of each record.
         """
         return await self._patiently(
             topic_calls.append(
@@ -97,7 +97,7 @@ class AsyncTopicClient(CoroutineClient):
         ack: str | None = None,
         wait_ms: int = 0,
     ) -> RecordsPage:
-        """The records behind `from_seq`, or behind the consumer's seq."""
+        """One page of records behind `from_seq`, or behind the consumer's seq."""
         fields = {
             "from_seq": from_seq,
             "limit": limit,
@@ -114,14 +114,15 @@ class AsyncTopicClient(CoroutineClient):
         *,
         hold: Hold | UnsetType | None = UNSET,
     ) -> ConsumerPlace:
-        """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is.
+        """Make a consumer at `earliest`, `head` or a seq; an existing consumer keeps its position.
 
-        With `hold` the caps of the topic wait for it (`docs/CONSUMERS.md`); None ends that.
+        With `hold`, the topic keeps records beyond its caps for this consumer
+        (`docs/CONSUMERS.md`); None ends that.
         """
         return await self._patiently(topic_calls.put_consumer(self.place, consumer, start, hold))
 
     async def consumer(self, consumer: str) -> ConsumerPlace:
-        """Where a consumer is; raises `NotFound`."""
+        """The state of a consumer; raises `NotFound`."""
         return await self._patiently(topic_calls.get_consumer(self.place, consumer))
 
     async def commit(
@@ -133,5 +134,5 @@ class AsyncTopicClient(CoroutineClient):
         )
 
     async def delete_consumer(self, consumer: str) -> bool:
-        """Forget a consumer; whether there was one."""
+        """Forget a consumer; returns whether it existed."""
         return await self._patiently(topic_calls.delete_consumer(self.place, consumer))

@@ -1,4 +1,4 @@
-"""Requests on the records and consumers of a topic as values: what to send, how to read the answer.
+"""Requests on the records and consumers of a topic, as values, with decoders of the answers.
 
 Pure; `topic` and `async_topic` perform them.
 """
@@ -26,9 +26,9 @@ class NewRecord(msgspec.Struct, frozen=True):
 
 
 class AppendResult(msgspec.Struct, frozen=True):
-    """Where records are stored; `condition` is `met` for an append with `if_`.
+    """Where records are stored. `condition` is `met` for an append with `if_`.
 
-    `seqs`: of an append with a key for each record, the seq of each.
+    `seqs`: the seq of each record, for an append with a key for each record.
     """
 
     first_seq: int
@@ -43,7 +43,7 @@ class AppendResult(msgspec.Struct, frozen=True):
 class StoredRecord(msgspec.Struct, frozen=True):
     """A record of a topic; `raw` and `raw_meta` are its data and meta as stored.
 
-    `encoding` "base64": the data has bytes of a stream, of this `content_type`. `trace`: the
+    With `encoding` "base64", the data holds bytes of a stream of this `content_type`. `trace`: the
     `traceparent` of its append.
     """
 
@@ -64,15 +64,15 @@ class StoredRecord(msgspec.Struct, frozen=True):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The small headers; empty if there are none."""
+        """The decoded `meta`; empty without one."""
         found: dict[str, Any] = plain(self.raw_meta)
         return found
 
 
 class RecordsPage(msgspec.Struct, frozen=True):
-    """Records of a topic; `tombstone` reports lost ones before them.
+    """Records of a topic. `tombstone` reports lost records before them.
 
-    `epoch`: the topic's incarnation; another one after the topic was dropped and made again.
+    `epoch`: the topic's incarnation, which changes when the topic is dropped and created again.
     """
 
     records: list[StoredRecord]
@@ -84,16 +84,16 @@ class RecordsPage(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """How large a topic may become, beyond its caps, for a consumer that is behind."""
+    """How far a topic may grow beyond its caps for a consumer that is behind."""
 
     max_records: int
     max_bytes: int
 
 
 class ConsumerPlace(msgspec.Struct, frozen=True):
-    """Where a consumer is; `created` and `moved`: what the call has changed.
+    """The state of a consumer. `created` and `moved`: what the call has changed.
 
-    `held_records`: records that are there only because of its `hold`.
+    `held_records`: the records that only the consumer's `hold` keeps.
     """
 
     consumer: str
@@ -127,10 +127,10 @@ def append(
     create: bool | None,
     traceparent: str | None = None,
 ) -> Call[AppendResult]:
-    """Append records, all or none, under a condition if there is one.
+    """Append records, all or none, if `condition` holds.
 
-    `per_record`: each has a key of its own, derived from `key`; those whose keys are known are not
-    stored again.
+    `per_record`: each record has its own key, derived from `key`; only records with an unknown key
+    are stored.
     """
     if not records:
         raise ValueError("there is no record to append")
@@ -163,7 +163,10 @@ def read(where: QueueAddress, fields: Mapping[str, Any], wait_ms: int) -> Call[R
 def put_consumer(
     where: QueueAddress, consumer: str, start: int | str, hold: Hold | UnsetType | None = UNSET
 ) -> Call[ConsumerPlace]:
-    """Make a consumer; one that exists stays where it is, and gets the hold unless it is unset."""
+    """Make a consumer.
+
+    An existing consumer keeps its position, and gets `hold` unless that is unset.
+    """
     body: dict[str, Any] = {"from": start}
     if hold is not UNSET:
         body["hold"] = hold
@@ -171,7 +174,7 @@ def put_consumer(
 
 
 def get_consumer(where: QueueAddress, consumer: str) -> Call[ConsumerPlace]:
-    """Where a consumer is."""
+    """The state of a consumer."""
     path = _consumer(where, consumer)
     return Call(method="GET", path=path, body=None, read=_read_place, repeatable=True)
 
@@ -179,7 +182,7 @@ def get_consumer(where: QueueAddress, consumer: str) -> Call[ConsumerPlace]:
 def commit(
     where: QueueAddress, consumer: str, seq: int, *, rewind: bool, if_seq: int | None
 ) -> Call[ConsumerPlace]:
-    """Commit a seq. One with `if_seq` or `rewind` is not repeated by itself."""
+    """Commit a seq. A commit with `if_seq` or `rewind` is not repeated automatically."""
     body: dict[str, Any] = {"seq": seq}
     if rewind:
         body["rewind"] = True
@@ -190,7 +193,7 @@ def commit(
 
 
 def delete_consumer(where: QueueAddress, consumer: str) -> Call[bool]:
-    """Forget a consumer; whether there was one."""
+    """Forget a consumer; the result is whether it existed."""
 
     def was_there(answer: bytes) -> bool:
         return _read_deleted(answer).deleted

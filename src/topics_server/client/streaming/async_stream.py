@@ -25,8 +25,8 @@ from topics_server.client.streaming.stream_requests import (
 class AsyncDurableStream(CoroutineClient):
     """A stream by its path below `/v1/stream/`.
 
-    A stream of `application/json` has messages, which are JSON values; any other stream has bytes.
-    Appends are safe to repeat: each has an idempotency key.
+    A stream of `application/json` holds messages, which are JSON values; any other stream holds
+    bytes. Appends are safe to repeat: each has an idempotency key.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AsyncDurableStream(CoroutineClient):
     async def create(
         self, *messages: Any, ttl_s: int | None = None, closed: bool = False
     ) -> StreamEnd:
-        """Make the stream with these first messages; one that exists as asked for stays."""
+        """Make the stream with these first messages; an equal existing stream stays."""
         return await self._patiently(
             stream_requests.create(self.place, messages, ttl_s, closed=closed)
         )
@@ -55,10 +55,10 @@ class AsyncDurableStream(CoroutineClient):
     async def append(
         self, *messages: Any, key: str | None = None, close: bool = False
     ) -> StreamEnd:
-        """Append messages, all or none, and close the stream if asked to.
+        """Append messages, all or none; with `close`, close the stream.
 
-        Raises `NotFound` for a stream that does not exist, `Refused` with the code `stream_closed`
-        for one that is closed.
+        Raises `NotFound` if the stream does not exist, and `Refused` with the code `stream_closed`
+        if it is closed.
         """
         return await self._patiently(
             stream_requests.append(self.place, messages, key or new_key(), close=close)
@@ -69,11 +69,14 @@ class AsyncDurableStream(CoroutineClient):
         return await self._patiently(stream_requests.end(self.place))
 
     def read(self, cursor: str | None = None) -> AsyncGenerator[StreamChunk | StreamGap, None]:
-        """The pages from a cursor, or the beginning, to the end that the stream has then."""
+        """The pages from a cursor, or from the beginning, up to the stream's end at the start of
+        the read.
+        """
         return self._read(cursor, is_live=False)
 
     def live(self, cursor: str | None = None) -> AsyncGenerator[StreamChunk | StreamGap, None]:
-        """The pages from a cursor, or the beginning, and new ones, until the stream is closed.
+        """The pages from a cursor, or from the beginning, then new ones, until the stream is
+        closed.
 
         The server may be away for an hour.
         """

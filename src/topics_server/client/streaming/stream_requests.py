@@ -1,7 +1,7 @@
-"""Requests of a Durable Stream as values, and what they answer. No I/O.
+"""Requests of a Durable Stream as values, and the values of their answers. No I/O.
 
 `durable_stream` and `async_stream` perform a `Call`. `StreamReader` is the state between two
-requests of a reader. A reader asks by long-polls: each answer is one page, for byte streams too.
+requests of a reader. A reader sends long-polls: each answer is one page, also for byte streams.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from topics_server.client.values import plain
 STREAM_ROOT: Final = "/v1/stream/"
 JSON: Final = "application/json"
 START: Final = "-1"
-# A long-poll of a server lasts no longer.
+# The longest time that a server holds a long-poll, ms.
 LONG_POLL_MS_MAX: Final = 60_000
 
 
 class StreamAddress(msgspec.Struct, frozen=True):
-    """A stream and the server that it is on."""
+    """A stream and its server."""
 
     url: str
     path: str
@@ -33,12 +33,12 @@ class StreamAddress(msgspec.Struct, frozen=True):
 
     @property
     def takes_json(self) -> bool:
-        """Whether the stream has JSON messages; bytes if not."""
+        """Whether the stream holds JSON messages; if not, it holds bytes."""
         return self.content_type.partition(";")[0].strip().lower() == JSON
 
 
 class StreamEnd(msgspec.Struct, frozen=True):
-    """Where a stream ends; nothing more can be appended if it is closed."""
+    """The end of a stream. Nothing more can be appended to a closed stream."""
 
     offset: str
     content_type: str
@@ -73,7 +73,7 @@ class StreamChunk(msgspec.Struct, frozen=True):
 
 
 class StreamGap(msgspec.Struct, frozen=True):
-    """The data between two offsets is gone; the reader goes on at `cursor`."""
+    """The data between two offsets is lost; the reader continues at `cursor`."""
 
     from_offset: str
     cursor: str
@@ -96,7 +96,7 @@ def stream_address(path: str, content_type: str, url: str | None) -> StreamAddre
 def create(
     where: StreamAddress, messages: Sequence[Any], ttl_s: int | None, *, closed: bool
 ) -> Call[StreamEnd]:
-    """Make a stream with its first messages; one that exists as asked for stays."""
+    """Make a stream with its first messages; an equal existing stream stays."""
     headers = {"content-type": where.content_type}
     if ttl_s is not None:
         headers["stream-ttl"] = str(ttl_s)
@@ -108,7 +108,7 @@ def create(
 def append(
     where: StreamAddress, messages: Sequence[Any], key: str, *, close: bool
 ) -> Call[StreamEnd]:
-    """Append messages, or bytes, and close the stream if asked to."""
+    """Append messages, or bytes; with `close`, close the stream."""
     if not messages and not close:
         raise ValueError("there is nothing to append")
     headers = {
@@ -137,7 +137,10 @@ def delete(where: StreamAddress) -> Call[None]:
 
 
 class StreamReader:
-    """A reader of one stream; `is_live`: it follows the stream until that is closed."""
+    """A reader of one stream.
+
+    `is_live`: the reader follows the stream until the stream is closed.
+    """
 
     def __init__(self, where: StreamAddress, cursor: str | None, *, is_live: bool) -> None:
         self._where = where
@@ -148,7 +151,7 @@ class StreamReader:
         self._is_done = False
 
     def starts_at(self, end_of_stream: StreamEnd) -> None:
-        """Told where the stream ends, a read goes no further; it may have nothing to read."""
+        """Set the end up to which a read goes. The read may then have nothing to read."""
         self._end = end_of_stream.offset
         is_at_end = end_of_stream.is_empty or end_of_stream.offset == self._offset
         self._is_done = is_at_end and (end_of_stream.is_closed or not self._is_live)
@@ -171,25 +174,25 @@ class StreamReader:
         )
 
     def take(self, chunk: StreamChunk) -> list[StreamChunk | StreamGap]:
-        """A page came; itself if it has data."""
+        """Handle a page. Returns the page if it has data."""
         self._offset = chunk.cursor
         self._server_cursor = chunk.server_cursor or self._server_cursor
         if self._is_live:
             self._is_done = chunk.is_closed and chunk.is_up_to_date
         else:
-            # Offsets of a stream are in the order of their texts.
+            # Offsets of a stream sort like their texts.
             is_past_end = self._end is not None and self._offset >= self._end
             self._is_done = chunk.is_up_to_date or is_past_end
         return [chunk] if chunk.data else []
 
     def lost(self, error: Refused) -> list[StreamChunk | StreamGap]:
-        """The gap that a refused offset tells; raises the error if it tells none."""
+        """The gap that the refusal of an offset reports; raises the error if it reports none."""
         following = error.detail.get("next_offset") if error.status == 410 else None
         if not isinstance(following, str) or following == self._offset:
             raise error
         gap = StreamGap(self._offset, following)
         self._offset, self._server_cursor = following, ""
-        self._end = None  # of what is gone
+        self._end = None  # the old end is lost, too
         return [gap]
 
 
@@ -243,7 +246,7 @@ def _chunk(headers: Mapping[str, str], answer: bytes) -> StreamChunk:
         content_type=headers.get("content-type", ""),
         cursor=_offset(headers),
         server_cursor=headers.get("stream-cursor", ""),
-        # A long-poll without news has no body.
+        # The answer to a long-poll without new data has no body.
         is_up_to_date=_is_true(headers, "stream-up-to-date") or is_closed or not answer,
         is_closed=is_closed,
     )

@@ -2,5 +2,5 @@
 
 - `async_view`: `AsyncViewClient`: one view of one server, for coroutines.
 - `blocking_view`: `ViewClient`: the same without an event loop.
-- `view_calls`: requests of views as values, and what they answer.
+- `view_calls`: requests of views as values, and the values of their answers.
 """

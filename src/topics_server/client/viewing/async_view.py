@@ -1,7 +1,7 @@
 """`AsyncViewClient`: one view of one server, for coroutines.
 
-Requests are in `view_calls`, errors in `errors`. A query whose view does not process `after` in
-time, and a server that is away, are tried again for `patience_ms`.
+Requests are in `view_calls`, errors in `errors`. A query is tried again for `patience_ms` if its
+view does not process `after` in time, and so is any call if the server is away.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from topics_server.client.viewing.view_calls import Defined, Params, QueryResult
 
 
 class AsyncViewClient(CoroutineClient):
-    """A view of a topic. The fields are those of `AsyncQueue`; `patience_ms` holds for all calls
-    but `rebuild`.
+    """A view of a topic.
+
+    The fields are those of `AsyncQueue`; `patience_ms` applies to all calls except `rebuild`.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class AsyncViewClient(CoroutineClient):
     ) -> QueryResult:
         """Rows of a statement, or of the query `name` of the definition.
 
-        With `after` they reflect that record and every record before it. Raises `Unavailable` with
-        code `view_timeout` when the view does not get there within `patience_ms`.
+        With `after`, they reflect that record and every record before it. Raises `Unavailable` with
+        code `view_timeout` if the view does not process that record within `patience_ms`.
         """
         return await self._patiently(view_calls.query(self.place, sql, name, params, after))
 
     async def stats(self) -> ViewProgress:
-        """How far the view is, and why it stopped if it did."""
+        """The progress of the view, and the reason if it stopped."""
         return await self._patiently(view_calls.progress(self.place))
 
     async def rebuild(self, *, skip: int | None = None) -> ViewProgress:
@@ -97,7 +98,7 @@ class AsyncViewClient(CoroutineClient):
         return await self._once(view_calls.rebuild(self.place, skip))
 
     async def drop(self) -> bool:
-        """Delete the view; whether it was there."""
+        """Delete the view; returns whether it existed."""
         return await self._patiently(view_calls.drop(self.place))
 
     async def live(
@@ -113,7 +114,8 @@ class AsyncViewClient(CoroutineClient):
         found = reopened_async(lambda: self._rows(path), LIVE_RETRY_MS, self._effects)
         async with contextlib.aclosing(found) as results:
             async for result in results:
-                # A new connection begins with the rows; they may be those of the last one.
+                # A new connection begins with all rows, which may equal the last rows of the old
+                # connection.
                 if shown is None or (shown.columns, shown.rows) != (result.columns, result.rows):
                     shown = result
                     yield result

@@ -1,7 +1,7 @@
 """`ViewClient`: one view of one server, without an event loop.
 
 The blocking twin of `async_view.AsyncViewClient`: the same calls, errors and retries. Threads may
-share one.
+share an object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topics_server.client.viewing.view_calls import Defined, Params, QueryResult
 
 
 class ViewClient(BlockingClient):
-    """A view of a topic; the fields are `AsyncViewClient`'s."""
+    """A view of a topic; the fields are those of `AsyncViewClient`."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class ViewClient(BlockingClient):
     ) -> QueryResult:
         """Rows of a statement, or of the query `name` of the definition.
 
-        With `after` they reflect that record and every record before it. Raises `Unavailable` with
-        code `view_timeout` when the view does not get there within `patience_ms`.
+        With `after`, they reflect that record and every record before it. Raises `Unavailable` with
+        code `view_timeout` if the view does not process that record within `patience_ms`.
         """
         return self._patiently(view_calls.query(self.place, sql, name, params, after))
 
     def stats(self) -> ViewProgress:
-        """How far the view is, and why it stopped if it did."""
+        """The progress of the view, and the reason if it stopped."""
         return self._patiently(view_calls.progress(self.place))
 
     def rebuild(self, *, skip: int | None = None) -> ViewProgress:
@@ -91,7 +91,7 @@ class ViewClient(BlockingClient):
         return self._once(view_calls.rebuild(self.place, skip))
 
     def drop(self) -> bool:
-        """Delete the view; whether it was there."""
+        """Delete the view; returns whether it existed."""
         return self._patiently(view_calls.drop(self.place))
 
     def live(self, name: str, **params: str | int | float) -> Generator[QueryResult, None, None]:
@@ -105,7 +105,8 @@ class ViewClient(BlockingClient):
         found = reopened(lambda: self._rows(path), LIVE_RETRY_MS, self._effects)
         with contextlib.closing(found) as results:
             for result in results:
-                # A new connection begins with the rows; they may be those of the last one.
+                # A new connection begins with all rows, which may equal the last rows of the old
+                # connection.
                 if shown is None or (shown.columns, shown.rows) != (result.columns, result.rows):
                     shown = result
                     yield result

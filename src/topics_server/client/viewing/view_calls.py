@@ -1,4 +1,4 @@
-"""Requests of views as values: what to send, how to read the response.
+"""Requests of views as values, and the values of their answers.
 
 `async_view` and `blocking_view` perform a `Call`. Each of them may be sent twice without harm.
 """
@@ -14,7 +14,7 @@ import msgspec
 from topics_server.client.addresses import checked_url, segment
 from topics_server.client.calls import DEFAULT_URL, Call, reader
 
-# How long the server waits for `after` at most (TOPICS_VIEW_AFTER_MS has this bound).
+# The longest time that a server waits for `after` (the upper bound of TOPICS_VIEW_AFTER_MS), ms.
 _AFTER_MS_MAX: Final = 60_000
 Params = Mapping[str, Any] | Sequence[Any]
 
@@ -22,7 +22,7 @@ Params = Mapping[str, Any] | Sequence[Any]
 class QueryResult(msgspec.Struct, frozen=True):
     """Rows of a query. They reflect every record up to `processed_sequence`.
 
-    `truncated`: there were more rows than an answer may have.
+    `truncated`: the query had more rows than an answer may hold.
     """
 
     columns: list[str]
@@ -31,7 +31,7 @@ class QueryResult(msgspec.Struct, frozen=True):
     truncated: bool = False
 
     def dicts(self) -> list[dict[str, Any]]:
-        """Each row with its columns' names."""
+        """Each row as a dict by column names."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
@@ -44,7 +44,7 @@ class RecordError(msgspec.Struct, frozen=True):
 
 
 class ViewProgress(msgspec.Struct, frozen=True):
-    """How far a view is. `status`: ready, building, failed or waiting."""
+    """The progress of a view. `status`: ready, building, failed or waiting."""
 
     view_name: str
     processed_sequence: int
@@ -59,7 +59,10 @@ class ViewProgress(msgspec.Struct, frozen=True):
 
 
 class Defined(msgspec.Struct, frozen=True):
-    """The outcome of a definition; `apply` and the rest are the SQL of a shortcut too."""
+    """The outcome of a definition.
+
+    `apply` and the other members have the SQL, also for a shortcut.
+    """
 
     created: bool
     changed: bool
@@ -79,7 +82,7 @@ _read_dropped: Final = reader(_Dropped)
 
 
 class ViewAddress(msgspec.Struct, frozen=True):
-    """A view and the server it is on."""
+    """A view and its server."""
 
     url: str
     topic: str
@@ -97,7 +100,7 @@ def view_address(topic: str, name: str, url: str | None) -> ViewAddress:
     if not topic or not name:
         raise ValueError("a topic's and a view's name must not be empty")
     found = ViewAddress(base.rstrip("/"), topic, name)
-    found.path()  # fail here for a wrong name, not when it is used
+    found.path()  # raise for a wrong name now, not at its first use
     return found
 
 
@@ -142,7 +145,7 @@ def query(
 
 
 def progress(where: ViewAddress) -> Call[ViewProgress]:
-    """How far the view is."""
+    """The progress of the view."""
     return Call(
         method="GET", path=where.path("/stats"), body=None, read=_read_progress, repeatable=True
     )

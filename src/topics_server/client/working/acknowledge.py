@@ -1,9 +1,9 @@
 """Sends acks and nacks, gathered into few requests.
 
-Owns the deliveries whose handler has finished, until the server has the result. Their leases are
-still held (and extended) meanwhile, so an absent server costs only time. Acks wait `LINGER_MS` for
-others, and while one request is under way the next acks gather. Every request carries lease ids: a
-`skipped` job had lost its lease; its result is discarded and counted as lost.
+Owns the deliveries whose handler has finished, until the server has stored the result. Their leases
+are extended meanwhile, so an absent server costs only time. An ack waits `LINGER_MS` for others,
+and while a request is under way, the next acks are gathered. Every request carries lease ids. A
+`skipped` job had lost its lease: its result is discarded and counted as lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ROUND_MAX: Final = 8
 
 
 class _Ending(msgspec.Struct):
-    """One delivery's end: acked (None) or released for `delay_ms`, and the count it adds to.
+    """The end of one delivery: acked (None) or released for `delay_ms`, and the count that it
+    increases.
 
     `error`: why the handler failed.
     """
@@ -69,13 +70,15 @@ class Acknowledger:
         self._idle.set()
 
     def ack(self, held: Held, count: str = "done") -> None:
-        """Ack the job; `count` is the field of `Stats` it adds to."""
+        """Ack the job; `count` is the field of `Stats` to increase."""
         self._add(_Ending(held, None, count))
 
     def nack(
         self, held: Held, delay_ms: int, count: str = "failed", error: str | None = None
     ) -> None:
-        """Release the job, to be tried again after `delay_ms`; `error` says why it failed."""
+        """Release the job for another try after `delay_ms`; `error` is the reason of the
+        failure.
+        """
         self._add(_Ending(held, rounded_ms(delay_ms), count, error))
 
     @property
@@ -99,7 +102,7 @@ class Acknowledger:
         """Send acks and nacks as they come; after a partial failure, try again after a pause."""
         while True:
             await self._came.wait()
-            # No other delivery is held, so no further ack can join.
+            # No other delivery is held, so no further ack can join this request.
             if len(self._todo) < min(self._flight.batch_max, len(self._flight)):
                 await self._effects.sleep_ms(LINGER_MS)
             self._came.clear()

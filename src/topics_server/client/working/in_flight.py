@@ -1,9 +1,9 @@
-"""The deliveries a worker holds, and their lease deadlines.
+"""The deliveries that a worker holds, and their lease deadlines.
 
 Pure state: times are milliseconds of any monotonic clock. A delivery is held from `take` until
 `ended` or until it is lost. An extension is due a third of the lease after the last success, so
-that two tries may fail. If a lease ran out by our clock, the handler is notified, but the delivery
-stays held: only the server knows, and its check of the lease id decides.
+that two tries may fail. If a lease ran out by the local clock, the handler is notified, but the
+delivery stays held: only the server's check of the lease id decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics_server.client.values import Job
 
 
 class Held(msgspec.Struct, eq=False):
-    """One delivery that is ours."""
+    """One held delivery."""
 
     job: Job
     extend_ms: float
@@ -32,7 +32,7 @@ class InFlight:
         assert lease_ms > 0
         self.lease_ms = lease_ms
         self.lost = 0
-        # Deliveries of one request; a server's limit may be lower.
+        # The most deliveries in one request; lowered if the server's limit is lower.
         self.batch_max = CLAIM_MAX
         self._held: dict[int, Held] = {}
 
@@ -44,11 +44,14 @@ class InFlight:
 
     @property
     def all(self) -> list[Held]:
-        """Everything held."""
+        """All held deliveries."""
         return list(self._held.values())
 
     def shrink(self, error: ClientError, size: int) -> bool:
-        """Whether a request of `size` was refused only for its size; the next ones are smaller."""
+        """Whether a request of `size` was refused only for its size.
+
+        Then the next requests are smaller.
+        """
         if not (isinstance(error, Refused) and error.code == "batch_too_large" and size > 1):
             return False
         allowed = error.detail.get("max_claim")
@@ -56,7 +59,7 @@ class InFlight:
         return True
 
     def take(self, job: Job, leased_ms: float) -> Held:
-        """Hold a delivery; an older delivery of the same job is lost."""
+        """Hold a delivery. An older delivery of the same job counts as lost."""
         older = self._held.get(job.seq)
         if older is not None:
             self.lose(older)
@@ -65,11 +68,11 @@ class InFlight:
         return held
 
     def ended(self, held: Held) -> None:
-        """The server knows how this delivery ended."""
+        """Stop holding a delivery whose end the server has stored."""
         if held in self:
             del self._held[held.job.seq]
         else:
-            self.lost -= 1  # an extend crossed the ack, and came too late because of it
+            self.lost -= 1  # an extend crossed the ack, so its refusal was no loss
             assert self.lost >= 0, "what is not held was lost"
 
     def lose(self, held: Held) -> None:
@@ -90,7 +93,10 @@ class InFlight:
     def extended(
         self, asked: Iterable[Held], skipped: Iterable[int], asked_ms: float
     ) -> list[Held]:
-        """Note an answer to `asked`, sent at `asked_ms`; returns those that are lost."""
+        """Handle the answer to an extend of `asked`, sent at `asked_ms`.
+
+        Returns the lost deliveries.
+        """
         gone = set(skipped)
         lost = []
         for held in asked:
@@ -109,7 +115,7 @@ class InFlight:
             held.extend_ms = min(held.extend_ms, now_ms)
 
     def warn(self, now_ms: float) -> None:
-        """Notify handlers whose lease ran out by our clock."""
+        """Notify the handlers whose lease ran out by the local clock."""
         for held in self._held.values():
             if held.ends_ms <= now_ms:
                 held.job.lost.set()

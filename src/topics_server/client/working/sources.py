@@ -29,10 +29,11 @@ from topics_server.client.queue import AsyncQueue
 from topics_server.client.values import Job
 
 log = logging.getLogger("topics_server.client")
-# An open stream sends something at once; otherwise a proxy holds it back.
+# An open stream sends a first frame at once. If none arrives in this time, a proxy holds the stream
+# back.
 OPENING_MS: Final = 5000
 OPENING_TRIES: Final = 2
-# Short, because a claim is never cancelled: its response may hold jobs.
+# Short, because a claim is never cancelled: the response may hold jobs.
 CLAIM_WAIT_MS: Final = 1000
 # Pause between claims that return earlier than their wait.
 IDLE: Final = Backoff(base_ms=50, cap_ms=1000)
@@ -40,7 +41,7 @@ _NO_STREAM: Final = frozenset({405, 406, 501})
 
 
 class Room(Protocol):
-    """A worker's free slots, and whether it takes jobs at all."""
+    """A worker's free slots, and whether the worker takes jobs at all."""
 
     def is_stopping(self) -> bool:
         """Whether the worker claims no more jobs."""
@@ -55,11 +56,11 @@ class Room(Protocol):
         """Wait this long, or until the worker stops."""
 
     def doubt(self) -> None:
-        """Every lease may be lost: ask the server at once."""
+        """Every lease may be lost: extend all of them at once, to find out."""
 
 
 class _NoStream(Exception):
-    """Note that pushing fails here with this error."""
+    """Push does not work: the error that shows it."""
 
     def __init__(self, error: ClientError) -> None:
         super().__init__(str(error))
@@ -76,7 +77,7 @@ class SourceTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSource:
-    """Brings jobs until it is cancelled (push) or the worker stops (poll)."""
+    """Fetches jobs until it is cancelled (push) or the worker stops (poll)."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class JobSource:
         self._take = take
         self._effects = effects
         self._failures = 0
-        # A claim may be in flight: it must not be cancelled.
+        # Whether a claim is in flight, which must not be cancelled.
         self.is_asking = False
 
     async def auto(self) -> None:
-        """Push, and poll from then on if pushing does not work."""
+        """Push; if that does not work, poll from then on."""
         try:
             await self._push()
         except _NoStream as error:
@@ -104,7 +105,7 @@ class JobSource:
             await self.poll()
 
     async def push(self) -> None:
-        """Push only; if pushing does not work, that is an error."""
+        """Push only; raise if that does not work."""
         try:
             await self._push()
         except _NoStream as error:
@@ -113,7 +114,7 @@ class JobSource:
     # -- pushed ----------------------------------------------------------------------------------
 
     async def _push(self) -> None:
-        """Take the pushed jobs. The end of a stream releases its leases."""
+        """Take the pushed jobs. When a stream ends, the server releases its leases."""
         silences = 0
         while not self._room.is_stopping():
             opened_ms = self._effects.now_ms()
@@ -138,16 +139,15 @@ class JobSource:
                     self._failures = 0  # the stream worked; a proxy cuts idle ones
                 await self._pause(error)
             finally:
-                # The server releases the stream's jobs, but may not have noticed its end yet. So
-                # doubt the leases now, for running handlers, and again before the next stream.
+                # The server releases the stream's jobs, but may not have noticed the stream's end
+                # yet. So check the leases now, for running handlers, and again before the next
+                # stream.
                 self._room.doubt()
 
     async def _is_served(self) -> bool:
-        """Whether the server serves the queue now.
+        """Whether the server serves the queue now. If not, this waits a while.
 
-        During replay it keeps streams waiting in silence.
-
-        Waits a while if it does not.
+        During replay a server accepts streams but sends nothing.
         """
         try:
             await self._queue.state()
@@ -171,10 +171,10 @@ class JobSource:
                     self._take(frame, self._effects.now_ms())
                 frame = await anext(frames)
 
-    # -- asked for -------------------------------------------------------------------------------
+    # -- polled -------------------------------------------------------------------------------
 
     async def poll(self) -> None:
-        """Claim as much as there is room for; returns when the worker stops."""
+        """Claim as many jobs as there are free slots. Returns when the worker stops."""
         self.is_asking = True
         idle = 0
         while not self._room.is_stopping():
@@ -214,7 +214,9 @@ class JobSource:
 
 
 def _is_no_stream(error: ClientError) -> bool:
-    """Whether the error means a server without the stream, not a missing queue."""
+    """Whether the error means that the server has no such stream, and not that the queue is
+    missing.
+    """
     if isinstance(error, NotFound):
         return error.code != "topic_not_found"
     return isinstance(error, Refused) and error.status in _NO_STREAM

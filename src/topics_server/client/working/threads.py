@@ -1,6 +1,6 @@
-"""Runs plain handlers on threads beside the event loop.
+"""Runs plain handlers on threads, outside the event loop.
 
-The standard executor does not fit: the interpreter waits for its threads at exit, and a handler
+The standard executor is not suitable: the interpreter waits for its threads at exit, so a handler
 that hangs would keep a stopped worker alive. These threads are daemons. A new thread is started
 when none is idle, up to `limit`; further calls wait in order.
 """
@@ -21,7 +21,7 @@ class HandlerExited(RuntimeError):
 
 
 def _is_ordinary(error: BaseException) -> TypeGuard[Exception]:
-    """Whether a future accepts it; `StopIteration` would end the waiting coroutine."""
+    """Whether a future accepts the exception; `StopIteration` would end the waiting coroutine."""
     return isinstance(error, Exception) and not isinstance(error, StopIteration)
 
 

@@ -1,7 +1,7 @@
 """`@worker`: a function that processes jobs of a queue until stopped.
 
-Owns the public side of a worker: its options, its signals and its methods. `worker_run` does the
-rest. Plain functions run in threads, coroutine functions on the loop.
+Defines the public interface of a worker: its options, its signals and its methods. `worker_run`
+does the rest. Plain functions run in threads, coroutine functions on the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The options of a worker beside its queue and its server; see `worker`."""
+    """The options of a worker besides its queue and its server; see `worker`."""
 
     concurrency: int
     lease_ms: int | None
@@ -67,7 +67,7 @@ class Worker(Generic[R]):
         grace_ms: int = GRACE_MS,
         effects: Effects | None = None,
     ) -> None:
-        calls.place(queue, url)  # fail here for a bad address, not when it runs
+        calls.place(queue, url)  # raise for a bad address now, not in `run`
         token = checked_token(token)
         if not 1 <= concurrency <= calls.CLAIM_MAX:
             raise ValueError(f"concurrency must be 1 to {calls.CLAIM_MAX}")
@@ -94,7 +94,7 @@ class Worker(Generic[R]):
             grace_ms=grace_ms,
         )
         self._running: tuple[asyncio.AbstractEventLoop, WorkerRun] | None = None
-        # The number of requests to stop, before and during the run.
+        # The number of calls of `stop`, before and during the run.
         self._stops = 0
         self._stopping = threading.Lock()
 
@@ -112,8 +112,8 @@ class Worker(Generic[R]):
         """Work until SIGTERM, SIGINT, SIGHUP or `stop`; returns the counts.
 
         A second signal does not wait for handlers. Only the main thread receives signals. Raises
-        `NotFound`, `NotAQueue`, `Unauthorized` or `InvalidRequest` when the server refuses for
-        good; waits for a server that is away.
+        `NotFound`, `NotAQueue`, `Unauthorized` or `InvalidRequest` if the server refuses
+        permanently. Waits for a server that is away.
         """
         return asyncio.run(self._signalled())
 
@@ -195,7 +195,7 @@ def worker(
     grace_ms: int = GRACE_MS,
     effects: Effects | None = None,
 ) -> Callable[[Handler[R]], Worker[R]]:
-    """Make a function of one `Job` the worker of a queue; `run()` of the result starts it.
+    """Turn a function of one `Job` into the worker of a queue; `run()` of the result starts it.
 
         @worker("thumbnails", url="http://127.0.0.1:4000")
         def make(job: Job) -> None:
@@ -206,13 +206,13 @@ def worker(
     A job whose handler returns is acked, which deletes it. A job whose handler raises is released
     and tried again after a back-off that doubles with its deliveries, with full jitter; `Retry`
     sets the delay, `Drop` and `Dead` delete the job. While a handler runs, its lease is extended.
-    If the lease is lost all the same, `job.lost` is set and the result is discarded; the job may
+    If the lease is lost nevertheless, `job.lost` is set and the result is discarded; the job may
     then be processed a second time, so make effects idempotent.
 
     `queue`: a name on the server at `url`, or the queue's URL. `concurrency`: handlers at a time, 1
     to 1000; plain functions run in as many threads. `lease_ms`: 100 to 86,400,000; default: the
     queue's setting. `node`: this worker's name; default: host, process and a random part. `push`:
-    "auto" takes jobs from a stream if there is one and polls otherwise; "always" and "never" allow
+    "auto" takes jobs from a stream if that works, and polls otherwise; "always" and "never" allow
     one way only. `backoff`: for failed jobs; `pauses`: for an absent server. `grace_ms`: how long a
     stop waits for handlers before their jobs are released.
 

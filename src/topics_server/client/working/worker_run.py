@@ -1,13 +1,13 @@
 """One run of a worker: fetches jobs, runs handlers, extends leases.
 
 Owns the tasks and their order at the end. Each delivery is held in `InFlight` and runs in a task of
-its own, at most `concurrency` at a time. A stop claims nothing more and gives running handlers
-`grace_ms`; unfinished jobs are then released at once.
+its own, at most `concurrency` at a time. After a stop, the worker claims nothing more and waits
+`grace_ms` for running handlers. It then releases unfinished jobs at once.
 
 An open stream would bring a job for each acked one while the worker stops, and closing it first
 would release the leases of running handlers. So the worker asks the server to send no more jobs. A
-job that arrives anyway (the request crossed an ack, or the server does not know it) is not started,
-and is released when the stream is closed, after the last ack.
+job that arrives anyway (the request crossed an ack, or an older server does not support it) is not
+started. It is released when the stream is closed, after the last ack.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ log = logging.getLogger("topics_server.client")
 FAREWELL_MS: Final = 5000
 # Time for the last claim: its wait, a coalescing window, and a margin.
 CLAIM_END_MS: Final = 10_000
-# A stream's jobs are free when the server notices its end. If they were released before that, and
-# at once, they would be pushed into the same dead connection with one more delivery counted.
+# The server frees a stream's jobs when it notices the end of the stream. A job that is released
+# earlier, without delay, would be pushed into the same dead connection, and one more delivery would
+# be counted.
 CLOSING_MS: Final = 100
 # An extend is cancelled early enough for another try.
 EXTEND_TIMEOUT_MIN_MS: Final = 250
@@ -85,7 +86,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRun:
-    """One run. `call` runs the handler for a job and raises the handler's exception."""
+    """One run of a worker. `call` runs the handler for a job and raises the handler's exception."""
 
     def __init__(self, queue: AsyncQueue, plan: WorkerPlan, call: Call, effects: Effects) -> None:
         self._queue = queue
@@ -99,7 +100,7 @@ class WorkerRun:
         self._lease_changed = asyncio.Event()
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._source: JobSource
-        # The last extend failed, and the failure was logged.
+        # Whether the last extend failed; the failure was logged.
         self._is_deaf = False
         self._stats = Stats()
         self._flight = InFlight(plan.lease_ms or 1)
@@ -112,7 +113,7 @@ class WorkerRun:
             effects=effects,
         )
 
-    # -- what the source asks --------------------------------------------------------------------
+    # -- calls by the source --------------------------------------------------------------------
 
     def is_stopping(self) -> bool:
         """Whether the worker claims no more jobs."""
@@ -133,7 +134,7 @@ class WorkerRun:
         await self._unless(self._stopping, wait_ms)
 
     def doubt(self) -> None:
-        """Every lease may be lost: ask the server at once."""
+        """Every lease may be lost: extend all of them at once, to find out."""
         self._flight.doubt(self._effects.now_ms())
         self._lease_changed.set()
 
@@ -221,18 +222,18 @@ class WorkerRun:
         running.cancel()
         closing.cancel()
         await self._within_farewell(self._acknowledger.wait_idle())
-        # The request was sent before the acks; cancelling it half-way would break a connection.
+        # The request was sent before the acks. Cancelling it half-way would break a connection.
         await asyncio.wait({no_more}, timeout=CLOSING_MS / 1000)
         no_more.cancel()
         for task, held in self._running.items():
             held.job.lost.set()
             task.cancel()
         if self._running:
-            # Cancellation ends coroutines; threads are left behind.
+            # Cancellation ends coroutines; threads keep running.
             await asyncio.wait(self._running, timeout=FAREWELL_MS / 1000)
         delay_ms = 0
         if not self._source.is_asking:
-            extending.cancel()  # do not ask about leases that end now
+            extending.cancel()  # do not extend leases that end now
             source.cancel()
             delay_ms = CLOSING_MS
         await asyncio.wait({source}, timeout=CLAIM_END_MS / 1000)
@@ -243,7 +244,7 @@ class WorkerRun:
         await self._within_farewell(self._acknowledger.wait_idle())
 
     async def _say_no_more(self) -> None:
-        """Ask the server once to send no more jobs; it does little harm if the request is lost."""
+        """Ask the server once to send no more jobs. A lost request does little harm."""
         held = self._flight.all[: self._flight.batch_max]
         if held and not self._source.is_asking:
             await self._extend(held, no_more=True)
@@ -298,7 +299,7 @@ class WorkerRun:
                 log.warning("job %d: its handler was cancelled", job.seq)
                 self._failed(held, "the handler was cancelled")
             except SystemExit as exit_:
-                # Only this job's handler asked to exit; the worker continues and tries the job
+                # Only this job's handler tried to exit. The worker continues and tries the job
                 # again.
                 log.warning(
                     "job %d failed, delivery %d: its handler called sys.exit(%r)",
@@ -316,7 +317,7 @@ class WorkerRun:
                 self._acknowledger.ack(held)
 
     def _failed(self, held: Held, error: str) -> None:
-        """Have the job tried again; its dead letter would carry `error`."""
+        """Release the job for another try; its dead letter would hold `error`."""
         self._acknowledger.nack(held, self._backoff_ms(held.job), error=error)
 
     def _backoff_ms(self, job: Job) -> int:
@@ -363,7 +364,7 @@ class WorkerRun:
             return False
         self._is_deaf = False
         lost = self._flight.extended(due, answer.skipped, asked_ms)
-        # An ack that crossed this is not a loss: its own response decides.
+        # A job whose ack crossed this extend is not lost: the response to the ack decides.
         ending = self._acknowledger.pending if lost else []
         for held in lost:
             if held not in ending:

@@ -1,15 +1,16 @@
-"""One request and its answer on a connection, and what a connection notes while they pass.
+"""One request and its answer on a connection, and the state of the connection meanwhile.
 
 - `asgi_exchange`: one request that an ASGI application answers.
-- `body_uploads`: the request bodies of one connection in the upload budget and in the upload turns.
-- `connection_end`: a connection's last answer, and what it still receives behind it.
-- `deadlines`: what a client has kept a connection waiting for.
-- `door`: what an application of ours offers its connections beyond ASGI.
-- `flow_control`: when a connection reads, and whether its write buffer has room.
+- `body_uploads`: counts a connection's request bodies in the upload budget, and reads them in
+  turns.
+- `connection_end`: a connection's last answer, and the bytes that it receives after it.
+- `deadlines`: the deadlines of a connection: head, body, and unread answer.
+- `door`: the services that the application offers its own connections beyond ASGI.
+- `flow_control`: controls when a connection reads, and tracks room in its write buffer.
 - `joined_writes`: a transport that sends head and body in one piece.
-- `known_heads`: heads that were parsed before, and what the door found for them.
-- `pings`: pings that find out whether the peer of a WebSocket is still there.
-- `request_reader`: reads requests out of a connection's bytes, and refuses ambiguous framing.
+- `known_heads`: heads that were parsed before, with the direct calls for them.
+- `pings`: pings that check whether the peer of a WebSocket is still there.
+- `request_reader`: parses a connection's bytes into requests, and refuses ambiguous framing.
 - `response_head`: the bytes of a response's head.
-- `scopes`: what ASGI tells an application of a request or of a WebSocket.
+- `scopes`: the ASGI scopes of requests and WebSockets.
 """

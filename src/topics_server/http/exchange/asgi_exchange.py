@@ -1,9 +1,9 @@
 """One request that an ASGI application answers.
 
-`receive` gives the application the body, `send` takes its answer. An answer of known length leaves
-in one piece, and a body that came in one piece is handed over without a copy. `http/connection`
-makes an exchange for each request that it does not answer itself; `http/sockets` looks at it
-through its `send`.
+`receive` passes the body to the application, `send` takes the answer. An answer of known length is
+sent in one piece, and a body that arrived in one piece is passed on without a copy.
+`http/connection` makes an exchange for each request that it does not answer directly;
+`http/sockets` finds the exchange through its bound method `send`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class ExchangeOwner(Protocol):
         ...
 
     def on_response_complete(self) -> None:
-        """The answer is out."""
+        """The answer is sent."""
         ...
 
     def error_bytes(self, error: TopicsError | None) -> bytes:
-        """The answer that ends the connection; None: to a request whose application failed."""
+        """The bytes of the error that ends the connection. None: the application failed."""
         ...
 
 
 class Exchange:
-    """One request and its answer, as ASGI has them."""
+    """One request and its answer, in ASGI's form."""
 
     __slots__ = (
         "_connection",
@@ -83,16 +83,17 @@ class Exchange:
         self.more_body = True
         self.disconnected = self.response_started = self.response_complete = False
         self.is_chunked = False
-        # Bytes of the answer's body that are missing; None: it ends with its connection.
+        # Bytes of the answer's body that are still to come; None: the body ends with the
+        # connection.
         self._left: int | None = 0
-        # The head of an answer of known length, until its body is there.
+        # The head of an answer of known length, until its body is sent.
         self._head: bytes | None = None
-        # Something has changed for the one who receives; what wakes it.
+        # Whether `receive` has something new to return, and the event that wakes it.
         self._is_woken = False
         self._waking: asyncio.Event | None = None
 
     async def run(self, app: Application) -> None:
-        """Have the application answer. A defect is logged, and is answered if that is possible."""
+        """Run the application. An error of it is logged, and answered if no answer has begun."""
         try:
             await app(self.scope, self.receive, self.send)
             if not (self.response_complete or self.disconnected):
@@ -116,13 +117,13 @@ class Exchange:
             self._connection.on_response_complete()
 
     def wake(self) -> None:
-        """Something has changed for the one who receives."""
+        """Wake a waiting `receive`."""
         self._is_woken = True
         if self._waking is not None:
             self._waking.set()
 
     def disconnect(self) -> None:
-        """The client is gone, or nothing that it sends counts any more."""
+        """The client is gone, or its further bytes are ignored."""
         self.disconnected = True
         self.wake()
 
@@ -147,7 +148,7 @@ class Exchange:
     # --- the answer -------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """Take a part of the answer; returns once there is room for it."""
+        """Send a part of the answer. Returns once the buffer has room."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -177,7 +178,7 @@ class Exchange:
         if is_closed:
             self.keep_alive = False
         fields = [*self._connection.default_headers, *headers]
-        # `api/front_door` puts the length last, so that the lines before it are remembered.
+        # `api/front_door` puts the length last, so that the lines before it can be cached.
         is_sized = length is not None and headers[-1][0] == b"content-length"
         if not (self.keep_alive or is_closed):
             fields.append((b"connection", b"close"))
@@ -230,7 +231,7 @@ class Exchange:
     def end_with_connection(self) -> None:
         """End the body by closing the connection: HTTP/1.0 has no chunks.
 
-        To be called before the answer begins.
+        Call this before the answer begins.
         """
         self.keep_alive = False
         self._left = None

@@ -1,9 +1,9 @@
-"""The request bodies of one connection in the upload budget and in the upload turns.
+"""Counts a connection's request bodies in the upload budget, and reads them in turns.
 
-A body that comes in pieces counts in `http/upload_budget` from its second reception until its
-request is answered; the budget may have it refused. A connection that sends much is read in turn
-with the others that do (`http/upload_turns`). Requests that come whole at once pass by all of this.
-One instance for each connection that has such a body, in `http/connection`.
+A body that arrives in pieces counts in `http/upload_budget` from its second reception until its
+request is answered; the budget may refuse it. Connections with large bodies are read in turns
+(`http/upload_turns`). A request that arrives whole at once does not come here. `http/connection`
+makes one instance for each connection with such a body.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from topics_server.values.errors import TopicsError
 
 
 class BodyUploads:
-    """`refuse`: of the connection, called when the budget refuses the received body.
+    """The uploads of one connection.
 
-    `receive`: passes the read bytes to the connection.
+    `refuse` is called when the budget refuses the body being received. `receive` passes the read
+    bytes to the connection.
     """
 
     __slots__ = ("_counted", "_door", "_flow", "_key", "_receive", "_refuse", "takes_turns")
@@ -38,17 +39,17 @@ class BodyUploads:
         self._flow = flow
         self._refuse = refuse
         self._receive = receive
-        # Bodies that count in the budget, with their requests; the one being received is the last.
+        # Bodies that count in the budget, with their requests. The last one may still be received.
         self._counted: list[tuple[Exchange, Upload]] = []
-        # The key of the last body: bytes behind a refused body are received in this key's turns.
+        # The key of the last body. Bytes after a refused body are received in this key's turns.
         self._key: object = None
-        # The connection is read in turn among large uploads; bytes of its turn are handled at once.
+        # Whether the connection is read in turns. The bytes of its turn are parsed at once.
         self.takes_turns = False
 
     def count(self, reader: RequestReader, exchange: Exchange | None, *, is_crowded: bool) -> None:
-        """Count what there is of a body that is not whole; that may have it refused.
+        """Count the received part of an incomplete body. The budget may then refuse the body.
 
-        Where there are many connections, one with a large body is read in turns.
+        `is_crowded`: a connection with a large body is read in turns.
         """
         size = reader.body_bytes
         if size and exchange is not None and not exchange.response_complete:
@@ -62,18 +63,21 @@ class BodyUploads:
             self.wait_turn()
 
     def end_message(self) -> None:
-        """The request is whole."""
+        """The request is complete: its body can no longer be refused."""
         if self._counted:
             self._door.uploads.finish(self._counted[-1][1])
         self.leave_turns()
 
     def refused(self) -> None:
-        """The body being received is refused: take it out of the budget."""
+        """Take the refused body out of the budget."""
         if self._counted and not self._counted[-1][1].is_whole:
             self._door.uploads.end(self._counted.pop()[1])
 
     def end_answered(self) -> bool:
-        """Bodies of answered requests count no more; whether nothing is left to count."""
+        """Stop counting the bodies of answered requests.
+
+        Returns whether this object is no longer needed.
+        """
         counted, self._counted = self._counted, []
         for exchange, upload in counted:
             if exchange.response_complete:
@@ -83,7 +87,7 @@ class BodyUploads:
         return not (self._counted or self.takes_turns)
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost: stop counting all its bodies."""
         counted, self._counted = self._counted, []
         for _, upload in counted:
             self._door.uploads.end(upload)
@@ -96,13 +100,13 @@ class BodyUploads:
     # --- turns ------------------------------------------------------------------------------
 
     def wait_turn(self) -> None:
-        """Read the connection in turn among large uploads."""
+        """Read the connection in turns from now on."""
         if not self._flow.is_closing:
             self.takes_turns = True
             self._door.upload_turns.wait(self)
 
     def leave_turns(self) -> None:
-        """The connection is read freely."""
+        """Read the connection without turns again."""
         if self.takes_turns:
             self.takes_turns = False
             self._door.upload_turns.leave(self)

@@ -1,9 +1,9 @@
-"""A connection's last answer, and what it still receives behind it.
+"""A connection's last answer, and the bytes that it receives after it.
 
-What is refused gets an answer behind those of the requests before it, and is the last that the
-connection hears. Then the connection closes its write side and waits a little for the client to see
-it and to end; otherwise late bytes would be answered with a reset, which may overtake the error.
-One instance for each connection that refuses something, in `http/connection`.
+The answer to a refused request follows those to the requests before it, and is the connection's
+last. Then the connection closes its write side, and waits a little for the client to close its own.
+Otherwise the kernel would answer late bytes with a reset, which may overtake the error.
+`http/connection` makes one instance for each connection that refuses a request.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from topics_server.http.exchange.deadlines import Deadlines
 from topics_server.http.exchange.joined_writes import JoinedWrites
 from topics_server.values.limits import KIB, LINGER_BYTES_MAX, LINGER_MS_MAX
 
-# Bytes that are read and dropped after the answer to a request refused before its end.
+# The most bytes that are read and dropped after a request was refused before its end.
 SWALLOWED_BYTES_MAX: Final = 256 * KIB
 
 
 class ConnectionEnd:
-    """`refusal`: the last answer, until it is sent."""
+    """The end of one connection. `refusal`: the last answer, until it is sent."""
 
     __slots__ = ("_deadlines", "_swallowed_bytes", "_swallowed_max", "_transport", "refusal")
 
@@ -31,30 +31,33 @@ class ConnectionEnd:
         self.refusal: bytes | None = None
 
     def send_refusal(self, now: float) -> None:
-        """Send the refusal, and tell the client that no more follows."""
+        """Send the refusal, and close the write side."""
         refusal, self.refusal = self.refusal, None
         if refusal is not None and not self._transport.is_closing():
             self._transport.write(refusal)
             self.linger(now)
 
     def linger(self, now: float) -> None:
-        """Close the write side, and wait a little for the client to see it and to end."""
+        """Close the write side, and wait a little for the client to close its own."""
         if not self._deadlines.lingers_since and not self._transport.is_closing():
             self._deadlines.lingers_since = now
             self._transport.finish()
 
     def receive_for_a_while(self, now: float) -> None:
-        """Go on receiving behind the refusal of an upload, so that its client reads it."""
+        """Keep receiving after an upload was refused, so that its client reads the refusal."""
         self._swallowed_bytes = 0
         self._swallowed_max = LINGER_BYTES_MAX
         self._deadlines.lingers_until = now + LINGER_MS_MAX / 1000
 
     def begin_request(self) -> None:
-        """Another request begins: bytes that were dropped for the one before count no more."""
+        """Another request begins: restart the count of dropped bytes."""
         self._swallowed_bytes = 0
 
     def swallow(self, count: int, now: float, *, is_idle: bool) -> bool:
-        """Drop bytes without a use, up to a bound; whether the connection lingers from now on."""
+        """Drop received bytes, up to a bound.
+
+        Returns whether the connection lingers from now on.
+        """
         self._swallowed_bytes += count
         self._deadlines.swallowed_at = now
         if self._swallowed_bytes <= self._swallowed_max:

@@ -1,8 +1,8 @@
 """The deadlines of a connection: head, body, and unread answer.
 
-A request that arrives whole costs no timer: `http/timeouts` calls `overdue` now and then, and times
-are noted only where received bytes end in the middle of a request. All times are seconds of the
-loop's clock. One instance for each connection, in `http/connection`.
+A request that arrives whole costs no timer: `http/timeouts` calls `overdue` from time to time, and
+times are noted only if received bytes end in the middle of a request. All times are seconds of the
+loop's clock. `http/connection` makes one instance for each connection.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from topics_server.values.errors import Code, TopicsError
 
 
 class Waited(Protocol):
-    """The state of a connection, as its deadlines look at it."""
+    """The parts of a connection that its deadlines depend on."""
 
     transport: JoinedWrites
     flow: Flow
     reader: RequestReader
-    # Nothing more of what the client sends is looked at.
+    # Whether all further bytes of the client are dropped.
     is_over: bool
 
     def refuse(self, error: TopicsError | None) -> None:
@@ -31,17 +31,17 @@ class Waited(Protocol):
 
     @property
     def is_answered(self) -> bool:
-        """No request is being answered."""
+        """Whether no request is being answered."""
         ...
 
     @property
     def is_streaming(self) -> bool:
-        """An answer has begun and goes on."""
+        """Whether an answer has begun and is not complete."""
         ...
 
 
 class Deadlines:
-    """The times of one connection, from when it was `made_at`."""
+    """The times of one connection, which was made at `made_at`."""
 
     __slots__ = (
         "_asked_at",
@@ -61,32 +61,32 @@ class Deadlines:
         self._made_at = self.idle_since = made_at
         # Whether a request was answered.
         self.is_used = False
-        # Bytes of the body at the beginning of the time in which some more must have come.
+        # The size of the body when the current period of `body_s` began, in which more must arrive.
         self._marked_bytes = 0
-        # When an incomplete request was last checked, and how many turns had ended then.
+        # The time of the last check of an incomplete request, and the number of ended turns then.
         self._asked_at = 0.0
         self._turns = 0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
-        # When the client was told that the connection ends; when bytes of it were last dropped;
-        # and until when it may go on sending.
+        # Since when the write side is closed; when bytes were last dropped; until when the client
+        # may keep sending.
         self.lingers_since = self.swallowed_at = self.lingers_until = 0.0
 
     def begin_body(self) -> None:
-        """The head of a request has arrived, and nothing of its body."""
+        """The head of a request has arrived: its body has no bytes yet."""
         self._marked_bytes = 0
 
     def overdue(self, connection: Waited, now: float, limits: TimeoutSettings) -> str | None:
         """The deadline that the client has missed at `now`, or None.
 
-        Called again and again: the result depends on the state at earlier calls.
+        `http/timeouts` calls it repeatedly: the result depends on the state at earlier calls.
         """
         unsent = connection.transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent_bytes or not self._unsent_bytes:
             self._unsent_since = now
         self._unsent_bytes = unsent
         is_closing = connection.transport.is_closing()
-        # A stream has its own timeout for its client.
+        # A stream has its own timeout for a client that does not read.
         is_late = unsent and now - self._unsent_since > limits.write_s
         if is_late and (is_closing or not connection.is_streaming):
             return "write"
@@ -95,7 +95,7 @@ class Deadlines:
                 self.lingers_since = now
             since = self.lingers_since
             if now < self.lingers_until:
-                # Of an upload that was refused some more may come.
+                # More bytes of a refused upload may arrive.
                 since = now if connection.flow.is_kept_waiting else max(since, self.swallowed_at)
             return "linger" if now - since > limits.linger_s else None
         if is_closing:
@@ -111,17 +111,17 @@ class Deadlines:
     def _overdue_request(
         self, connection: Waited, now: float, limits: TimeoutSettings
     ) -> str | None:
-        """Of a request that is not whole."""
+        """The deadline that an incomplete request has missed, or None."""
         reader, flow = connection.reader, connection.flow
         read_until = now
         if flow.is_kept_waiting:
-            # Received bytes are unread since the last turn. If one ended since the last check,
-            # everything that had come by then is read.
+            # Bytes may be unread since the connection's last turn. If a turn has ended since the
+            # last check, all bytes that had arrived by that check are read.
             read_until = self._asked_at if flow.turns != self._turns else 0.0
         self._asked_at, self._turns = now, flow.turns
         is_unread = flow.read_paused or (flow.is_kept_waiting and not reader.has_head)
         if is_unread or not (reader.has_head or connection.is_answered):
-            # It may be whole already, if only we would read it.
+            # The missing bytes may be in the socket, unread: the client is not late.
             reader.partial_since = now
         elif not reader.has_head:
             return "header" if now - reader.partial_since > limits.header_s else None

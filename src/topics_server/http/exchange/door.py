@@ -1,8 +1,8 @@
-"""The door: the services of our application for its connections beyond ASGI.
+"""The door: the services that the application offers its own connections beyond ASGI.
 
 `http/connection` and `http/websocket` find the door as `topics_door` of the application they serve;
-`api/direct` implements it. Any other application has none: then nothing is bounded, and every
-request goes through ASGI.
+`api/direct` implements it. An application without a door gets every request through ASGI, without
+the limits of this package.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from topics_server.values.errors import TopicsError
 
 
 class AnsweringConnection(Protocol):
-    """A connection, as a direct call sees it."""
+    """The part of a connection that a direct call uses."""
 
     loop: Any
     server_state: Any
     transport: JoinedWrites
     tasks: set[asyncio.Task[None]]
-    # Notes of the door about this connection.
+    # What the door keeps for this connection.
     recalled: object
-    # A direct call has the request and will answer it.
+    # Whether a direct call has taken the request and will answer it.
     is_answering_directly: bool
 
     def answer(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
@@ -42,7 +42,7 @@ class AnsweringConnection(Protocol):
 
 
 class DirectCall(Protocol):
-    """The handler call that the door found for a request's head. `length`: bytes of the body.
+    """The handler call for a request's head. `length`: bytes of the body.
 
     `is_lasting`: the call is valid for every request with the same head.
     """
@@ -51,9 +51,9 @@ class DirectCall(Protocol):
     is_lasting: bool
 
     def serve(self, connection: AnsweringConnection, body: bytes) -> bool:
-        """Answer with `connection.answer`, now or later; False, without any effect, if it cannot.
+        """Answer through `connection.answer`, now or later.
 
-        Does not raise.
+        Returns False, without any effect, if the handler has to wait. Does not raise.
         """
         ...
 
@@ -62,16 +62,19 @@ class HeadTable(Protocol):
     """Heads that were parsed before: `known_heads`."""
 
     def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
-        """Serve or hold back `data`, if it is a known head with its whole body, or without it."""
+        """Serve a known head with its whole body.
+
+        Hold back a known head whose body has not arrived.
+        """
         ...
 
     def keep(self, data: bytes, length: int, call: DirectCall) -> None:
-        """Keep the call of a request that `data` begins with; its body has so many bytes."""
+        """Keep the call of the request at the start of `data`. `length`: bytes of its body."""
         ...
 
 
 class Door(Protocol):
-    """The application, for connections of our own."""
+    """The application's services for its own connections."""
 
     @property
     def known_heads(self) -> HeadTable:
@@ -85,17 +88,17 @@ class Door(Protocol):
 
     @property
     def read_scheduler(self) -> ReadScheduler | None:
-        """Says when a connection is read."""
+        """Decides when a connection is read."""
         ...
 
     @property
     def uploads(self) -> UploadBudget:
-        """Counts bodies and messages that come in pieces."""
+        """Counts bodies and messages that arrive in pieces."""
         ...
 
     @property
     def upload_turns(self) -> UploadTurns:
-        """Says when connections with large uploads are read."""
+        """Decides when connections with large uploads are read."""
         ...
 
     def direct_call(
@@ -105,17 +108,20 @@ class Door(Protocol):
         ...
 
     def upload_key(self, fields: Mapping[bytes, bytes]) -> object:
-        """The key of the request with these header fields; None without."""
+        """The key of the request with these header fields; None without a key."""
         ...
 
     def socket_key(self, headers: Iterable[Header], offered: list[str]) -> object:
-        """The key of a WebSocket, by its header fields and subprotocols; None without."""
+        """The key of a WebSocket, from its header fields and subprotocols; None without a key."""
         ...
 
     def refusal(self, error: TopicsError | None) -> tuple[int, list[Header], bytes]:
-        """Status, headers and body of a refusal that ends its connection; None: of a defect."""
+        """Status, headers and body of an error that ends its connection.
+
+        None: an internal error.
+        """
         ...
 
     def socket_error(self, error: TopicsError) -> bytes:
-        """The text of the message that tells a WebSocket of an error."""
+        """The text of the message that reports an error on a WebSocket."""
         ...

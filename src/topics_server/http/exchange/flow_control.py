@@ -1,8 +1,8 @@
-"""When a connection reads, and whether its write buffer has room.
+"""Controls when a connection reads, and tracks whether its write buffer has room.
 
-A connection reads unless something keeps it from reading: the application has not taken what came,
-it waits for its turn among large uploads, or received bytes wait to be parsed. Used by
-`http/connection`; `http/sockets` borrows a connection's writer until `let_go`.
+A connection reads except while the application has not taken the received bytes, while it waits for
+its turn among large uploads, or while received bytes wait to be parsed. Used by `http/connection`;
+`http/sockets` writes directly to a connection's transport until `let_go` is called.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from topics_server.runtime.metrics import log
 
 
 def read_past(transport: Any, count: int, receive: Callable[[bytes], None]) -> bool | None:
-    """Have `receive` take up to `count` bytes of a transport that does not read.
+    """Read up to `count` bytes from the socket of a paused transport, and pass them to `receive`.
 
-    Returns whether anything had come; None if the client sends no more or is gone, which the
+    Returns whether bytes had arrived. None: the client sends no more or is gone, which the
     transport finds out when it reads.
     """
     sock = transport.get_extra_info("socket")
@@ -43,8 +43,8 @@ def read_past(transport: Any, count: int, receive: Callable[[bytes], None]) -> b
 class Flow:
     """The flow control of one connection.
 
-    `let_go` is called once when the buffer is full or the connection is lost: a stream that writes
-    past `send` stops.
+    `let_go` is called once, when the buffer is full or the connection is lost: a stream that writes
+    directly to the transport must stop.
     """
 
     __slots__ = (
@@ -64,19 +64,19 @@ class Flow:
         self._is_writable: asyncio.Event | None = None
         self.let_go: Callable[[], None] | None = None
         self.write_paused = False
-        # The application has not taken the received bytes.
+        # Whether reading is paused because the application has not taken the received bytes.
         self.read_paused = False
-        # Nothing is read until the connection's turn among large uploads (`http/upload_turns`).
+        # Whether the connection waits for its turn among large uploads (`http/upload_turns`).
         self.waits_turn = False
-        # It is read in shares, and when it was read last, nothing had come.
+        # Whether the last read of a share found no bytes.
         self.is_stalled = False
-        # How many of its turns have ended, and shares were read.
+        # The number of ended turns plus the number of read shares.
         self.turns = 0
-        # Nothing is read until the received bytes are parsed.
+        # Whether reading is paused until the received bytes are parsed.
         self.is_behind = False
 
     async def drain(self) -> None:
-        """Return when the buffer has room, or never will have."""
+        """Return when the buffer has room, or when the connection is lost."""
         while self.write_paused:
             if self._is_writable is None:
                 self._is_writable = asyncio.Event()
@@ -89,18 +89,18 @@ class Flow:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read, unless the connection waits for its turn, or is behind."""
+        """Resume reading, unless the connection waits for its turn or is behind."""
         if self.read_paused:
             self.read_paused = False
             self._resume()
 
     def fall_behind(self) -> None:
-        """Read nothing until `catch_up`."""
+        """Stop reading until `catch_up` is called."""
         self.is_behind = True
         self._transport.pause_reading()
 
     def catch_up(self) -> None:
-        """Read, unless something else keeps the connection from it."""
+        """Resume reading, unless reading is paused for another reason."""
         self.is_behind = False
         self._resume()
 
@@ -116,18 +116,18 @@ class Flow:
         return self.waits_turn and not self.is_stalled
 
     def end_turn(self) -> None:
-        """Read nothing until `begin_turn`, except for shares."""
+        """Stop reading until `begin_turn`, except for shares."""
         self.turns += 1
         self.waits_turn = True
         self._transport.pause_reading()
 
     def begin_turn(self) -> None:
-        """Read, unless something else keeps the connection from it."""
+        """Resume reading, unless reading is paused for another reason."""
         self.waits_turn = self.is_stalled = False
         self._resume()
 
     def read_share(self, count: int, receive: Callable[[bytes], None]) -> bool | None:
-        """See `read_past`; nothing if the connection waits for more than its turn."""
+        """See `read_past`. Reads nothing if reading is paused for another reason than the turn."""
         if self.read_paused or self.is_behind:
             return False
         found = read_past(self._transport, count, receive)
@@ -145,7 +145,7 @@ class Flow:
         self._let_go()
 
     def resume_writing(self) -> None:
-        """There is room again, or never will be."""
+        """The buffer has room again, or the connection is lost."""
         self.write_paused = False
         if self._is_writable is not None:
             self._is_writable.set()

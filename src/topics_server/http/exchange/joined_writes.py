@@ -1,10 +1,10 @@
 """A transport that sends head and body in one piece.
 
-A head that is written alone is a system call and a packet of its own, and a client that wakes up
-for half an answer. `JoinedWrites` holds a head until the next write, or until the end of the loop's
-turn if none comes (a stream that has nothing to say yet). While others are answered too, an answer
-leaves when all their work of this turn is done (`write_soon`): clients that are woken one by one in
-between take the processor, and send their next requests one by one. Used by `http/connection`.
+A head that is written alone costs a system call and a packet, and wakes the client for half an
+answer. `JoinedWrites` holds a head until the next write, or until the end of the loop turn if no
+write follows (a stream without events yet). While other connections are answered too, an answer is
+sent after all other work of this turn (`write_soon`): clients that wake up one by one in between
+would take the processor, and send their next requests one by one. Used by `http/connection`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ COPIED_BYTES_MAX: Final = 16_384
 
 
 class JoinedWrites:
-    """The transport of one connection, but for `write`, `finish`, `close` and `abort`."""
+    """The transport of one connection, with its own `write`, `close` and `abort`."""
 
     __slots__ = ("_held", "_loop", "_past", "_transport", "answer_bytes", "is_closing")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
-        # Size of a large answer that is being sent: it stays in memory until its last byte is sent.
+        # Bytes of a large answer that is being sent. It stays in memory until its last byte is
+        # sent.
         self.answer_bytes = 0
         self._loop = loop
         self._held: bytes | None = None
@@ -41,7 +42,7 @@ class JoinedWrites:
         return size
 
     def write(self, data: bytes) -> None:
-        """Send `data`, behind a head that was held back, or hold it back if it is a head."""
+        """Send `data` after a held head; hold `data` back if it is a head."""
         held = self._held
         if held is not None:
             self._held = None
@@ -53,11 +54,11 @@ class JoinedWrites:
             self._transport.write(data)
 
     def past(self) -> Any:
-        """The transport's own `write`, for bytes that are no head; None if a head is held back."""
+        """The transport's `write`, for bytes that are no head; None while a head is held back."""
         return self._past if self._held is None else None
 
     def write_soon(self, head: bytes, body: bytes) -> None:
-        """Send two pieces as one, behind all that the loop's turn has to do."""
+        """Send two pieces as one, after all other work of this loop turn."""
         self._flush()
         self._held = head + body
         self._loop.call_soon(self._flush)
@@ -95,6 +96,6 @@ class JoinedWrites:
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; drop bytes that are held back."""
+        """Close at once, and drop a held head."""
         self._held = None
         self._transport.abort()

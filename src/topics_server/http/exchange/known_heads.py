@@ -1,10 +1,10 @@
-"""Heads that were parsed before, and what the door found for them.
+"""Heads that were parsed before, with the direct calls for them.
 
-A client sends the same head again and again. The same bytes mean the same, so a request whose head
-is known is not parsed: its body begins behind the head, and is as long as the head says. Many
-clients send head and body one after the other: the connection waits a moment for the body. A head
-that may hold a key is kept by its keyed digest only. One instance for each door; `http/connection`
-asks it between two requests, and gives it what the parser read.
+A client sends the same head many times. So a request with a known head is not parsed: its body
+begins after the head, and its length is known from the head. Many clients send head and body one
+after the other: the connection waits a moment for the body. A head that may hold a key is stored
+only as a keyed digest. One instance for each door. `http/connection` calls `serve` between two
+requests, and `keep` with the bytes that the parser read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from topics_server.values.limits import KIB
 
 # Larger heads are parsed each time.
 _HEAD_BYTES_MAX: Final = KIB
-# Heads that are known; beyond, all are forgotten.
+# The most known heads; at the limit all are forgotten.
 _HEADS_MAX: Final = 4096
 _END: Final = b"\r\n\r\n"
-# A head that names this field, in any case, may hold a key.
+# A head that contains this word, in upper or lower case, may hold a key.
 _OF_KEYS: Final = b"authorization"
-# A known head waits so long for its body before it is parsed, seconds.
+# How long a known head waits for its body before it is parsed, seconds.
 _BODY_AWAITED_S: Final = 0.01
 
 
@@ -43,9 +43,10 @@ class KnownHeads:
         return len(self._by_head) + len(self._by_digest)
 
     def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
-        """Serve `data` if it is one whole request with a known head; else nothing is done.
+        """Serve `data` if it is exactly one request with a known head.
 
-        A known head without anything of its body is held back by the connection.
+        Returns False, without any effect, if it is not. If `data` is a known head alone, the
+        connection holds it back.
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         head = data[:end]
@@ -64,10 +65,10 @@ class KnownHeads:
         return False
 
     def keep(self, data: bytes, length: int, call: DirectCall) -> None:
-        """Keep the call of a request with a body of so many bytes.
+        """Keep the call of a request with a body of `length` bytes.
 
-        `data`: the received bytes, which begin with the request. If its lengths show that it holds
-        nothing but this request, then its head ends where it seems to end.
+        `data`: the received bytes, which begin with the request. The call is kept only if `data` is
+        exactly this request: then its first empty line is the end of its head.
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         if end >= len(_END) and len(data) == end + length and length == call.length:
@@ -98,6 +99,6 @@ class EarlyHead:
         self._end = loop.call_later(_BODY_AWAITED_S, parse)
 
     def take(self) -> bytes:
-        """The head, which waits no more."""
+        """Stop waiting, and return the head."""
         self._end.cancel()
         return self._head

@@ -1,7 +1,7 @@
-"""Pings that find out whether the peer of a WebSocket is still there.
+"""Pings that check whether the peer of a WebSocket is still there.
 
-A ping is sent some time after the last pong; without an answer in time the peer is given up. One
-instance for each open socket, in `http/websocket`.
+A ping is sent some time after the last pong. If no pong arrives in time, the connection ends.
+`http/websocket` makes one instance for each open socket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import Any
 
 
 class PeerPings:
-    """`ping` sends a payload, `give_up` ends the connection; neither is called behind `stop`."""
+    """The pings of one socket. `ping` sends a payload, `give_up` ends the connection.
+
+    Neither is called after `stop`.
+    """
 
     __slots__ = (
         "_answer_s",
@@ -41,19 +44,19 @@ class PeerPings:
         self._give_up: Callable[[], None] | None = give_up
         self._number = 0
         self._payload: bytes | None = None
-        # The next ping, or the end of the time for its pong.
+        # The timer of the next ping, or of the end of the wait for a pong.
         self._timer: asyncio.TimerHandle | None = None
         self._schedule()
 
     def take_pong(self, payload: bytes) -> None:
-        """The peer answers; what answers no ping of ours changes nothing."""
+        """Take a pong of the peer. A pong that answers no ping of this object is ignored."""
         if payload == self._payload and self._timer is not None and self._answer_s:
             self._timer.cancel()
             self._payload = None
             self._schedule()
 
     def stop(self) -> None:
-        """No more pings; the callbacks are forgotten."""
+        """Send no more pings, and drop the callbacks."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -1,9 +1,10 @@
-"""Reads requests out of a connection's bytes, and refuses ambiguous framing.
+"""Parses a connection's bytes into requests, and refuses ambiguous framing.
 
-Owns the parser (httptools) and the head of the newest request. The parser refuses most of what
-could be read in two ways; `http/request_head` has the rest. The connection hears of each whole
-head, each piece of a body and each end. One instance for each connection, in `http/connection`,
-which calls `close` in the end: parser and reader refer to each other.
+Owns the parser (httptools) and the head of the newest request. The parser refuses most bytes that
+could be read in two ways; `http/request_head` refuses the rest. The reader calls the connection for
+each whole head, each piece of a body and each end of a request. `http/connection` makes one
+instance for each connection, and calls `close` at the end, because parser and reader refer to each
+other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from topics_server.runtime.metrics import log
 from topics_server.values.errors import TopicsError, invalid
 from topics_server.values.limits import KIB
 
-# Bytes of chunk framing that a body may have: this number, and this many times its own bytes.
+# The most bytes of chunk framing in a body: this number, plus this many times the bytes of the
+# body.
 _FRAMING_BYTES_MAX: Final = 64 * KIB
 _FRAMING_SHARE_MAX: Final = 8
 
@@ -38,15 +40,15 @@ _FRAMING_SHARE_MAX: Final = 8
 class ReaderOwner(Protocol):
     """The connection of a reader."""
 
-    # Nothing more is looked at.
+    # Whether all further bytes are dropped.
     is_over: bool
     bounds: Bounds
-    # Whether there is something that serves WebSockets.
+    # Whether the server supports WebSockets.
     has_websockets: bool
 
     @property
     def is_answered(self) -> bool:
-        """No request is being answered."""
+        """Whether no request is being answered."""
         ...
 
     def check_pipeline(self) -> None:
@@ -54,27 +56,31 @@ class ReaderOwner(Protocol):
         ...
 
     def on_head(self, *, is_plain: bool) -> None:
-        """A head is there; `is_plain`: it asks for nothing unusual, and is the only request."""
+        """A head was read.
+
+        `is_plain`: the head has no unusual fields, and no other request is unanswered.
+        """
         ...
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body is there."""
+        """A piece of a body was read."""
         ...
 
     def on_message(self, *, was_partial: bool) -> None:
-        """A request is whole; `was_partial`: it did not come at once."""
+        """A request is complete. `was_partial`: it did not arrive in one piece."""
         ...
 
 
 class RefusedError(Exception):
-    """Ends the parser; the reader knows the refusal."""
+    """Stops the parser. The reader holds the error to answer with."""
 
 
 class RequestReader:
-    """The newest request of a connection, as far as it is read.
+    """The newest request of a connection, as far as it was read.
 
-    `is_partial`: it is not whole, since `partial_since` on the loop's clock (0: what there was came
-    whole). `has_head`: its head is there. `is_last`: the connection ends with it.
+    `is_partial`: the request is incomplete, since `partial_since` on the loop's clock (0: not
+    measured yet). `has_head`: its head is complete. `is_last`: the connection ends with this
+    request.
     """
 
     __slots__ = (
@@ -99,12 +105,12 @@ class RequestReader:
     def __init__(self, owner: ReaderOwner) -> None:
         self._owner: Any = owner
         self._parser: Any = httptools.HttpRequestParser(self)
-        # A request whose connection ends with it may have bytes behind it: they are dropped here.
+        # Let the parser accept bytes after the last request of a connection. The reader drops them.
         if hasattr(self._parser, "set_dangerous_leniencies"):
             self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.is_partial = self.has_head = self.is_last = self.is_expecting = False
         self.partial_since = 0.0
-        # The reception is large enough for a head out of bounds.
+        # Whether so many bytes were received that a head may exceed its bounds.
         self.is_large = False
         self.url = b""
         self.headers: list[Header] = []
@@ -135,7 +141,7 @@ class RequestReader:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the connection is there for more behind the answer."""
+        """Whether the connection stays open after the answer."""
         parser = self._parser
         return bool(
             self.version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade()
@@ -143,7 +149,7 @@ class RequestReader:
 
     @property
     def is_websocket(self) -> bool:
-        """Whether the head asks for a WebSocket, and there is something to serve it."""
+        """Whether the head requests a WebSocket and the server supports them."""
         return bool(
             self._parser.should_upgrade()
             and self._owner.has_websockets
@@ -151,38 +157,39 @@ class RequestReader:
         )
 
     def may_be_chunked(self, data: bytes) -> bool:
-        """Whether there may be chunks in `data`: each costs a callback, however small it is."""
+        """Whether `data` may hold chunks, of which even the smallest costs a callback."""
         begins = 0
         if self.has_head and self.is_partial:
             if b"transfer-encoding" in self.fields:
                 return True
             begins = int(self.fields.get(b"content-length", b"0")) - self.body_bytes
         elif self.partial_since:
-            # In the middle of a head.
+            # `data` begins in the middle of a head.
             return True
         else:
             begins = data.find(b"\r\n\r\n")
             if begins < 0 or b"transfer-encoding" in data[:begins].lower():
                 return True
-        # Another head behind this body.
+        # Whether another head may follow this body.
         return data.find(b"HTTP/1.", begins) >= 0
 
     def opening(self) -> bytes:
-        """The head of a WebSocket's opening, as it came."""
+        """The head of a WebSocket's opening, as bytes."""
         lines = [b"GET %b HTTP/1.1\r\n" % self.url]
         lines += [b"%b: %b\r\n" % header for header in self.headers]
         return b"".join((*lines, b"\r\n"))
 
     def measure(self, count: int, now: float) -> TopicsError | None:
-        """Note where a request stands that is not whole; why it is refused if out of bounds.
+        """Measure an incomplete request. Returns an error if it exceeds a bound.
 
-        `count` bytes were fed last.
+        `count`: the bytes of the last `feed`.
         """
         is_first = not self.partial_since
         if is_first:
             self.partial_since = now
         if not self.has_head:
-            # Of the first piece only what is parsed: the rest may belong to requests before it.
+            # Count only the parsed part of the first piece: the rest may belong to earlier
+            # requests.
             known = len(self.url) + size_of(self.headers)
             self._head_bytes = known if is_first else self._head_bytes + count
             bounds = self._owner.bounds
@@ -198,9 +205,9 @@ class RequestReader:
         return None
 
     def cause_of(self, error: httptools.HttpParserError) -> TopicsError | None:
-        """The error for bytes that the parser, or one of our callbacks, refuses.
+        """The error for bytes that the parser, or a callback of this class, refuses.
 
-        None: they are not even refused, as the connection ends by itself.
+        None: the connection ends without an error.
         """
         raised, self._raised = self._raised, None
         if raised is not None:
@@ -217,7 +224,7 @@ class RequestReader:
     # --- callbacks of the parser ------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request begins, unless the one before it was the last."""
+        """A request begins, unless the request before it was the last."""
         if self.is_last:
             self._owner.is_over = True
             raise RefusedError
@@ -231,7 +238,7 @@ class RequestReader:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head; one behind a body is dropped."""
+        """Take a field of the head. A field after the body (a trailer) is dropped."""
         if self.has_head:
             return
         name = name.lower()
@@ -251,7 +258,7 @@ class RequestReader:
         self._owner.on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is complete."""
         self.is_partial = self.is_large = False
         was_partial = self.partial_since != 0.0
         self.partial_since = 0.0
@@ -259,7 +266,7 @@ class RequestReader:
         self._owner.on_message(was_partial=was_partial)
 
     def _check_head(self) -> bool:
-        """Refuse an ambiguous head; returns whether it asks for nothing unusual.
+        """Refuse an ambiguous head. Returns whether the head has no unusual fields.
 
         Raises an exception that stops the parser.
         """

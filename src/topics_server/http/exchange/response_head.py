@@ -1,7 +1,7 @@
 """The bytes of a response's head. Pure.
 
-Most answers have their first lines in common; what differs from answer to answer stands last, so
-that the first lines are remembered. Used by `http/connection` and `http/exchange/asgi_exchange`.
+Most answers share their first lines. The lines that differ come last, so that the first lines can
+be cached. Used by `http/connection` and `http/exchange/asgi_exchange`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 Header = tuple[bytes, bytes]
 
-# Header fields that differ between answers: a remembered head leaves them out.
+# Header fields that differ between answers: a cached head leaves them out.
 VARYING: Final = frozenset(
     b"content-length x-request-id "
     b"producer-epoch producer-seq topic-first-seq topic-last-seq "
@@ -23,7 +23,7 @@ _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 def head_of(status: int, headers: Sequence[Header]) -> bytes:
-    """The head of an answer. What differs from answer to answer stands last in `headers`."""
+    """The head of an answer. Headers that differ between answers come last in `headers`."""
     end = len(headers)
     rest = b"\r\n"
     while end and headers[end - 1][0] in VARYING:
@@ -34,12 +34,12 @@ def head_of(status: int, headers: Sequence[Header]) -> bytes:
 
 @lru_cache(maxsize=256)
 def lines_of_head(status: int, headers: tuple[Header, ...]) -> bytes:
-    """The status line and these headers, as lines."""
+    """The status line and these headers, as lines; cached."""
     return whole_lines(status, headers)
 
 
 def whole_lines(status: int, headers: Sequence[Header]) -> bytes:
-    """The status line and these headers, as lines. Raises `ValueError` for a line break in them."""
+    """The status line and these headers. Raises `ValueError` for a line break in them."""
     head = [b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, "").encode("ascii"))]
     for name, value in headers:
         head += (name, b": ", value, b"\r\n")

@@ -1,6 +1,6 @@
-"""Scopes: what ASGI tells an application of a request or of a WebSocket.
+"""The ASGI scopes of requests and WebSockets.
 
-The scope of a connection of our own says so in its extensions: see `http/sockets`.
+The extensions of a scope mark a connection of this server: see `http/sockets`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ConnectionScope:
         self._is_secure = bool(transport.get_extra_info("sslcontext"))
 
     def http(self, method: str, version: str, url: bytes, headers: list[Header]) -> dict[str, Any]:
-        """The scope of a request. Raises the error of httptools for a target that is none."""
+        """The scope of a request. Raises the error of httptools for an invalid target."""
         path, query = url.decode("ascii"), b""
         if not is_plain_target(url):
             parsed = httptools.parse_url(url)
@@ -86,7 +86,7 @@ class ConnectionScope:
 
 
 def _address_of(transport: Any, name: str) -> tuple[str, int] | None:
-    """An address of a connection, as ASGI has it; None if it has none with a port."""
+    """An address of a connection in ASGI's form; None if it has no port."""
     address = transport.get_extra_info(name)
     if isinstance(address, (tuple, list)) and len(address) > 1:
         return (str(address[0]), int(address[1]))
