@@ -20,13 +20,15 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("default")
 
 
-# A shell's background job ignores Ctrl-C, and its children would inherit that.
+# A shell's background job ignores Ctrl-C, and the servers that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--door`: the way in that the contract tests go through."""
+    """`--door`: the ASGI server or host application through which the contract tests call the
+    store.
+    """
     doors = ("connection", "uvicorn", "mounted")
     about = "the way in of the contract tests: our connection, plain uvicorn, or mounted in a host"
     parser.addoption("--door", choices=doors, default="connection", help=about)
@@ -45,7 +47,8 @@ def _is_not_of_the_machine(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Executing ")
 
 
-# Slow turns that asyncio's debug mode reports come from the machine: no test of logs reads them.
+# The machine causes the slow turns that asyncio's debug mode reports, so tests of logs do not see
+# these reports.
 logging.getLogger("asyncio").addFilter(_is_not_of_the_machine)
 
 
@@ -70,7 +73,9 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Make reports that a worker process can send: what a test logged may hold lone surrogates."""
+    """Make reports that a worker process can send: the log of a test may contain lone
+    surrogates.
+    """
     report = yield
     report.sections = [
         (name, text.encode("utf-8", "replace").decode()) for name, text in report.sections

@@ -1,12 +1,13 @@
 """Starts `topics` by a fork of a process that has its modules loaded: a tenth of a start's time.
 
 For tests of what a server or a verb does. A test of how a process starts (its interpreter, its
-path, a closed stream) starts a real one, and so does whoever sets more than `TOPICS_` variables.
+path, a closed stream) starts a real process, and so does a test that sets other variables than
+`TOPICS_` ones.
 
 One parent for servers, one for the other verbs, each started when it is first needed and gone with
 the test process. A start sends it arguments, environment, folder and open streams over a socket;
-the child takes them over and runs `topics_server.__main__`. What comes back is a `Popen`: the
-parent reaps the child and tells its exit code over a socket of the child's own.
+the child takes them over and runs `topics_server.__main__`. The caller gets a `Popen`: the parent
+reaps the child and sends its exit code over a socket of the child's own.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def start(
 
 
 def _is_plain(env: dict[str, str]) -> bool:
-    """Whether a fork of ours has what Python itself reads from this environment."""
+    """Whether this environment equals that of the forking processes, apart from `TOPICS_`
+    variables.
+    """
     mine, source = dict(os.environ), str(ROOT / "src")
     mine["PYTHONPATH"] = os.pathsep.join(filter(None, (source, mine.get("PYTHONPATH", ""))))
     keys = mine.keys() | env.keys()
@@ -67,7 +70,7 @@ class Forked(subprocess.Popen[bytes]):
         self.encoding = self.errors = None
         self.text_mode = None
         self.pipesize = -1
-        self._child_created = False  # until there is one, nothing is to be reaped
+        self._child_created = False  # before the first child there is nothing to reap
         self._communication_started = False
         self._input: bytes | None = None
         self._waitpid_lock = threading.Lock()
@@ -124,7 +127,7 @@ class Forked(subprocess.Popen[bytes]):
         return self.returncode
 
     def _end_within(self, timeout_s: float | None) -> None:
-        """Take the exit code when it comes in time; several threads may wait for it."""
+        """Take the exit code if it comes in time; several threads may wait for it."""
         if self.returncode is not None:
             return
         poller = select.poll()
@@ -163,11 +166,11 @@ def _parent(kind: str) -> socket.socket:
 
 
 def load(kind: str) -> None:
-    """Import what a process of this kind imports by and by."""
+    """Import the modules that a process of this kind imports in time."""
     cli = importlib.import_module("topics_server.cli")
     importlib.import_module("topics_server.__main__")
     for verb in ["serve"] if kind == "serve" else [v for v in cli.VERBS if v != "serve"]:
-        with contextlib.suppress(ImportError):  # those that want pyarrow
+        with contextlib.suppress(ImportError):  # the verbs that need pyarrow
             cli.main.get_command(None, verb)
     if kind == "serve":
         importlib.import_module("topics_server.server")
@@ -215,7 +218,7 @@ def forking(link: socket.socket) -> list[str]:
 
 
 def reap(ends: dict[int, socket.socket]) -> None:
-    """Tell of every child that has ended."""
+    """Report every child that has ended."""
     while ends:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -234,7 +237,8 @@ def become(request: list[Any], streams: list[int]) -> list[str]:
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    # As Python makes them at its start: with nothing buffered, and nothing known of a file before.
+    # The streams are as Python makes them at its start: nothing is buffered, and no state of an
+    # earlier file remains.
     sys.stdin = io.TextIOWrapper(opened(0, "rb"), "utf-8")
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(opened(1, "wb"), "utf-8", newline="\n")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]

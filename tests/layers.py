@@ -16,7 +16,7 @@ LAYERS: dict[str, frozenset[str]] = {
         "client": "",
         "auth": "values",
         "http": "runtime values",
-        # The engine, from the inside out. `engine.ports` declares its needs of the disk.
+        # The engine, from the inside out. `engine.ports` declares what it needs from the disk.
         "engine.ports": "values",
         "engine.filters": "values",
         "engine.answers": "engine.filters values",

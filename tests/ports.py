@@ -1,4 +1,4 @@
-"""Ports for servers that go away and come back to the same one."""
+"""Ports for servers that stop and start again on the same port."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import tempfile
 from pathlib import Path
 from typing import IO, Final
 
-# The system's ephemeral ports begin at 32768 (Linux) or above: it gives none of these by itself.
+# The system's ephemeral ports begin at 32768 (Linux) or above, so the system assigns none of these
+# by itself.
 RANGE: Final = range(20_000, 32_000)
 _held: Final[list[IO[str]]] = []
 
 
 def lasting_port() -> int:
-    """A free port of this process: it stays ours while its server is down.
+    """A free port that stays reserved for this process while its server is down.
 
     The kernel's lock on a file keeps the port from other test processes until this one ends.
     """

@@ -1,4 +1,4 @@
-"""The forks that tests start are what a process of `topics` is: streams, environment, end."""
+"""The forks that tests start behave like processes of `topics`: streams, environment, end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of the tests refuses what could corrupt state."""
+"""The event loop of the tests refuses calls that could corrupt state."""
 
 from __future__ import annotations
 

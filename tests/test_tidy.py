@@ -40,11 +40,12 @@ SPARK_SAFE = (
     "archive.continuous.places.ranges",
     "values.texts.archive_url",
 )
-# Modules of `spark_jobs` that only the driver loads, and what of ours they import besides.
+# Modules of `spark_jobs` that only the driver loads, and the modules of ours that they import in
+# addition.
 ON_THE_DRIVER = {"reader/places/archive.py": ("archive", "wal.fs")}
 SPARK_LIBRARIES = frozenset({"numpy", "xxhash"})
 
-# Packages beside the server's, and what all packages together may have.
+# Packages beside the server's, and the bounds for all packages together.
 ROOMS_BESIDE = ("benchmarks", "spark_jobs", "pyspark_topics")
 FLOORS_MAX, ARROWS_MAX = 9, 65
 
@@ -96,7 +97,8 @@ TOP_LOOPS = {
     "views.build": "a defect in building a view stops that view, nobody else's",
     "client.working.threads": "a thread hands what a handler raised to whoever waits for it",
 }
-# Words that the glossary retired, and what to write instead. No name has one as a part.
+# Words that the glossary retired, and the words to write instead. No name may contain a retired
+# word.
 RETIRED = {
     "bare": "without payloads",
     "bell bells ring rings rung": "listener, notify",
@@ -269,7 +271,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 def test_the_house_stands_on_few_floors() -> None:
-    """A room stands one floor above the highest room that it imports."""
+    """The floor of a room is one above the highest floor among the rooms that it imports."""
     found = arrows()
     floors: dict[str, int] = {}
     while len(floors) < len(found):

@@ -86,7 +86,7 @@ async def serving() -> AsyncIterator[Api]:
     )
     app = build_app(state)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
-    # httpx asks for gzip by default; these tests ask only on purpose.
+    # httpx accepts gzip by default; these tests request it only on purpose.
     headers = {"accept-encoding": "identity"}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://topics", headers=headers

@@ -12,7 +12,7 @@ from topics_server.values.model import Durability, LossReason, TagMatch
 
 pytestmark = pytest.mark.anyio
 
-# appends.py declares `config: msgspec.Raw | None`, which msgspec reads as "null only"; with
+# appends.py declares `config: msgspec.Raw | None`, which msgspec decodes as "null only"; with
 # `config: msgspec.Raw = _NO_META` these pass, and the mark goes.
 
 

@@ -44,7 +44,9 @@ async def test_a_page_that_shows_a_deleted_record_has_no_tag(
     change: Callable[[Live], Coroutine[Any, Any, None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its tag would be that of the page without the record, which is validated later."""
+    """Its ETag would be that of the later page without the record, so a client's copy would still
+    validate.
+    """
     await fill(live)
     complete = Fetcher.complete
 

@@ -100,7 +100,7 @@ def test_there_are_enough_of_them() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bytes_are_read_in_one_way_or_refused(server: Server, case: Case) -> None:
-    """§12: without a proxy; the next request gets its own answer, or the connection is closed."""
+    """§12: without a proxy, the next request gets its own answer, or the connection is closed."""
     check(case, answers_to(server, case.raw, HONEST))
     assert server.api.state(SMUGGLED).status_code == 404, "a hidden request was served"
 

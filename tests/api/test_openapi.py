@@ -178,7 +178,7 @@ REQUESTS: list[tuple[type[msgspec.Struct], str]] = [
 def test_a_request_has_the_members_of_the_struct_that_decodes_it(
     kind: type[msgspec.Struct], name: str
 ) -> None:
-    """Msgspec derives the members and which of them are required from the struct itself."""
+    """Msgspec derives the members, and which of them are required, from the struct itself."""
     _, components = msgspec.json.schema_components([kind])
     derived, described = components[kind.__name__], document()["components"]["schemas"][name]
     assert set(described["properties"]) == set(derived["properties"])

@@ -251,8 +251,8 @@ async def test_few_bodies_that_inflate_to_much_are_held_at_once(api: Api) -> Non
     waiting = asyncio.ensure_future(
         api.http.post("/v0/topics/jobs", content=packed, headers=headers)
     )
-    # A body that inflates to no more than other requests may have does not wait, nor does a body
-    # that is no append.
+    # A body does not wait if it inflates to no more bytes than other requests may have, or if it is
+    # no append.
     small = gzip.compress(ONE.ljust(CONTROL_BODY_BYTES_MAX))
     answer = await api.http.post("/v0/topics/jobs", content=small, headers=headers)
     assert answer.status_code == 201
@@ -356,7 +356,8 @@ async def test_only_appends_accept_a_large_body(api: Api, method: str, route: Ro
         return started["status"]
 
     most = api.settings.max_body_bytes if is_append else CONTROL_BODY_BYTES_MAX
-    # Refused by the declared length, before a byte is read; after inflation, whatever was declared.
+    # The server refuses the first body by its declared length before it reads a byte, and the
+    # second after inflation, whatever length was declared.
     assert await status_of(most + 1, None) == 413
     assert await status_of(most, gzip.compress(b" " * (most + 1))) == 413
     assert await status_of(most, b"[".ljust(most)) != 413

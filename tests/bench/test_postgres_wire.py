@@ -1,4 +1,4 @@
-"""PostgreSQL as the benchmarks speak to it: bytes of requests, answers in pieces, refusals."""
+"""The benchmarks' PostgreSQL client: bytes of requests, answers in pieces, refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def row(*values: bytes | None) -> bytes:
 
 
 class Scripted:
-    """A socket that answers with these pieces, whatever it is sent."""
+    """A socket that answers with these pieces, whatever the client sends."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.sent: list[bytes] = []

@@ -1,4 +1,6 @@
-"""The table and the chart of docs/PERFORMANCE.md, from a report with some of the peers."""
+"""The table and the chart of docs/PERFORMANCE.md, made from a report with only some of the
+peers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ MACHINE = {
 
 
 def report(sides: Collection[str]) -> Report:
-    """A report in which these sides were measured, each with the value of its place."""
+    """A report in which these sides were measured; the value of each is its index."""
     figures: dict[str, list[Series]] = {}
     for row in overview.ROWS:
         for name, side in row.sides.items():
@@ -38,7 +40,7 @@ def report(sides: Collection[str]) -> Report:
 
 
 def cells(text: str, what: str) -> list[str]:
-    """The cells of one row of the table, from our own on."""
+    """The cells of one row of the table, beginning with our server's."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {what} |")]
     return [cell.strip() for cell in line.split("|")[3:-1]]
 

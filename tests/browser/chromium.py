@@ -1,9 +1,9 @@
 """A headless Chromium, driven by the DevTools protocol: opens pages and evaluates expressions in
 them.
 
-Owns finding the program, its process with a profile of its own in a temporary folder, and one
-socket for each page. Blocking; every wait is bounded. It ends only the process group that it
-started.
+The module finds the program, starts it with a profile of its own in a temporary folder, and opens
+one socket for each page. All calls block; every wait is bounded. The module ends only the process
+group that it started.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Page:
                 if self.evaluate('!window.isLeft && document.readyState === "complete"'):
                     return
             except AssertionError as error:
-                # Between two documents there is no page to ask.
+                # Between two documents there is no page that could evaluate an expression.
                 if time.monotonic() > deadline:
                     raise AssertionError(f"not loaded anew within {within_s} s") from error
             assert time.monotonic() < deadline, f"not loaded anew within {within_s} s"

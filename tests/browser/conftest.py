@@ -32,7 +32,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     """Serves files without logging."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The console in a test: open it at a place, press buttons, fill in dialogs, take pictures."""
+"""The console in a test: opens a panel, presses buttons, fills in dialogs, takes pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ PICTURES: Final = os.environ.get("TOPICS_TEST_PICTURES")
 
 @contextlib.contextmanager
 def console(browser: Browser, server: Server, place: str) -> Iterator[Page]:
-    """The console at a place; no exception stays uncaught, and nothing hostile ran."""
+    """The console with this panel open; checks at the end that no exception stayed uncaught and no
+    hostile content ran.
+    """
     with browser.page(f"{server.api.url}/console#/{place}") as page:
         yield page
         assert page.evaluate("window.ran === undefined")
@@ -61,7 +63,9 @@ def fill(page: Page, **values: str) -> None:
 
 
 def picture(page: Page, name: str, width: int = 1280, *, is_dark: bool = False) -> None:
-    """Keep a screenshot if a folder for them is named; in every case the page has no overflow."""
+    """Keep a screenshot if there is a folder for them; in any case check that the page has no
+    overflow.
+    """
     page.call(
         "Emulation.setEmulatedMedia",
         features=[{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}],

@@ -1,7 +1,7 @@
 """A server without keys and pages of other origins, in a real browser: what the pages may do.
 
-A page on another port of the same host is same-site, one of another host cross-site. Each tries the
-requests that a browser sends without a preflight, and those with one.
+A page on another port of the same host is same-site, a page of another host cross-site. Each tries
+the requests that a browser sends without a preflight, and those with one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_a_page_of_another_port_or_host_changes_nothing(
         assert attempt(page, keyless, IMAGE) == "over"
         assert attempt(page, keyless, SOCKET) == "refused"
     assert held(keyless) == before
-    # The attempt did not deliver the job either: this is its first delivery.
+    # The attempt did not claim the job either, because this claim is its first delivery.
     claimed = good(keyless.api.http.post(f"/v0/topics/{JOBS}/claim", json={"node": "worker"}))
     assert [job["deliveries"] for job in claimed["claimed"]] == [1]
 

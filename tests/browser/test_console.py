@@ -1,6 +1,7 @@
 """The console in a real browser: every panel with live data, and content that is hostile.
 
-Content is hostile if a page that put it into HTML would run it: the tests set `window.ran` from it.
+Hostile content runs as a script if a page puts it into HTML; the tests' content then sets
+`window.ran`.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ def test_dead_letters_behind_those_of_another_queue_can_be_moved_back(
         good(server.api.http.post(f"/v0/topics/{name}/nack", json=body))
         good(server.api.http.post(f"/v0/topics/{name}/claim", json=claim))
     with console(browser, server, "topic/first") as page:
-        # Both letters are behind 60 others: the panel looks through the pages for them.
+        # Both dead letters come after 60 others: the panel reads page after page until it finds
+        # them.
         page.wait("document.querySelectorAll('[aria-label^=\"Redrive \"]').length === 2", "two")
         press(page, "Redrive all …")
         fill(page)

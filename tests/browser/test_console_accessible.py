@@ -1,7 +1,7 @@
 """Every panel of the console by the rules of axe-core: no serious finding, light and dark.
 
 `axe/axe.min.js` is axe-core as its authors publish it, with its licence beside it. The browser runs
-it as a developer would, so the page's content policy does not concern it.
+the script as a developer would, so the page's content policy does not apply to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUN: Final = """axe.run(document, { resultTypes: ["violations"] }).then((found) 
     found.violations.map((each) => [each.impact, each.id, each.nodes.map((node) => node.html)]),
     found.testEngine.version,
 ])"""
-# A text of each panel that is there once it has its data.
+# For each panel a text that it shows once its data are loaded.
 PANELS: Final = {
     "overview": "Append latency, 99 %",
     "topics": "orders",
@@ -106,7 +106,9 @@ def go(page: Page, place: str) -> None:
 
 
 def test_axe_finds_what_is_wrong(browser: Browser, server: Server) -> None:
-    """A panel that is made worse has findings: a button without a name, a text without contrast."""
+    """If the test damages a panel, axe reports it: a button without a name, a text without
+    contrast.
+    """
     with console(browser, server, "overview") as page:
         shows(page, PANELS["overview"])
         page.evaluate("""(() => {

@@ -1,4 +1,5 @@
-"""The console's panel of consumers in a real browser: where they are, and commands with a question.
+"""The console's panel of consumers in a real browser: their positions, and commands that ask for
+confirmation.
 
 The longest names and names of JavaScript's own members stand for hostile ones: the server refuses
 every other character.
@@ -42,7 +43,7 @@ def cells(page: Page, consumer: str) -> dict[str, str]:
 
 
 def act(page: Page, label: str) -> None:
-    """Press the button that a screen reader calls so."""
+    """Press the button that has this accessible name."""
     labelled = json.dumps(f"[aria-label='{label}']")
     button = f"document.querySelector({labelled})"
     page.wait(f"Boolean({button})", f"there is a button {label!r}")
@@ -50,7 +51,7 @@ def act(page: Page, label: str) -> None:
 
 
 def at(page: Page, consumer: str, seq: int) -> None:
-    """Wait until the panel shows the consumer there."""
+    """Wait until the panel shows the consumer at this position."""
     shown = f"{seq:,}"
     eventually(lambda: cells(page, consumer).get("Position") == shown, f"{consumer} is at {shown}")
 
@@ -115,7 +116,7 @@ def test_consumers_are_made_moved_and_deleted(browser: Browser, server: Server) 
 
 
 def test_a_commit_that_comes_too_late_is_told(browser: Browser, server: Server) -> None:
-    """The reader commits while the question is open."""
+    """The reader commits while the console's dialog is open."""
     append(server, "orders", [{"data": n} for n in range(100)])
     put(server, "billing")
     with console(browser, server, PLACE) as page:
@@ -164,7 +165,7 @@ def test_the_keyboard_is_enough_and_comes_back_to_its_button(
         page.evaluate("document.querySelector('[aria-label=\"Commit billing\"]').focus()")
         key(page, "Enter", 13)
         page.wait("document.activeElement.name === 'seq'", "the question takes the focus")
-        # The table is drawn again while the question is open.
+        # The table is drawn again while the dialog is open.
         page.evaluate("document.querySelector('tbody tr').isOld = true")
         page.wait("!document.querySelector('tbody tr').isOld", "the table is drawn again")
         key(page, "Escape", 27)
@@ -179,6 +180,8 @@ def test_the_keyboard_is_enough_and_comes_back_to_its_button(
 
 
 def shows_toast(page: Page, text: str) -> None:
-    """Wait for a message; screen readers read it, because its place is a status."""
+    """Wait for a message; screen readers read it aloud, because its element has the role
+    `status`.
+    """
     shown = "document.querySelector('#toasts[role=status]')?.innerText ?? ''"
     page.wait(f"({shown}).includes({json.dumps(text)})", f"the message {text!r}")

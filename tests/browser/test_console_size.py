@@ -1,7 +1,7 @@
-"""The console over many topics and records: it stays small, quick to show and searchable.
+"""The console with many topics and records: it stays small, appears quickly and can be searched.
 
 `TOPICS_TEST_CONSOLE_RECORDS=1000000` fills a topic with so many; the figures go beside the
-screenshots (`TOPICS_TEST_PICTURES`). Nothing here is judged by time.
+screenshots (`TOPICS_TEST_PICTURES`). No test here has a limit of time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOPICS: Final = 1_000
 RECORDS: Final = int(os.environ.get("TOPICS_TEST_CONSOLE_RECORDS", "20000"))
 BATCH: Final = 5_000
 SIZE_MAX: Final = 300_000
-# A text of each panel that is there once it has its data.
+# For each panel a text that it shows once its data are loaded.
 OTHER_PANELS: Final = {
     "routers": "caught up",
     "streams": "image/svg+xml",
@@ -43,7 +43,7 @@ OTHER_PANELS: Final = {
     "overview": "Append latency, 99 %",
 }
 SEQS: Final = "[...document.querySelectorAll('.record')].map((row) => Number(row.dataset.seq))"
-# JavaScript: what the page has loaded from the server's files, and when it was painted first.
+# JavaScript: the server's files that the page has loaded, and the time of the first paint.
 LOADED: Final = """(() => {
     const files = performance.getEntriesByType("resource")
         .filter((entry) => entry.name.includes("/console"));
@@ -163,7 +163,8 @@ def test_many_topics_and_records(browser: Browser, server: Server) -> None:
             assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
             picture(page, f"size-{place.split('/')[-1]}")
         page.evaluate("location.hash = '#/topic/large/views'")
-        # The button is there before the views, hidden; then it has no view to ask.
+        # The button exists before the views are loaded, but it is hidden, because there is no view
+        # to query yet.
         page.wait("document.querySelector('[aria-label=View]')?.value === 'by-tag'", "the view")
         press(page, "Run")
         shows(page, "rows as of record")

@@ -60,7 +60,7 @@ def test_the_example_is_short_and_that_of_the_docs() -> None:
 
 
 def test_an_order_is_appended_and_streamed(shop: tuple[str, subprocess.Popen[bytes]]) -> None:
-    """Without a browser: the route appends, the stream tells it, and a signal ends both."""
+    """Without a browser: the route appends, the stream sends the record, and a signal ends both."""
     url, process = shop
     with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
         assert client.post("/orders/7").json()["first_seq"] == 1

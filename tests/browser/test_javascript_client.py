@@ -126,7 +126,7 @@ def test_tabs_share_one_stream_and_another_tab_takes_over(
         follower.wait(f"{locks}.then((counts) => counts[0] === 1 && !counts[1])", "it leads")
         add(listing, 100)
         saw(follower, 203)
-        # Over a restart too.
+        # The same holds over a restart.
         listing.restart()
         add(listing, 1)
         saw(follower, 204)

@@ -14,7 +14,9 @@ ROWS = """[...document.querySelectorAll("body > li")].map((row) => row.textConte
 
 
 def test_the_lines_of_the_readme_work_on_the_front_page(browser: Browser, server: Server) -> None:
-    """As in the developer console: the page's policy lets scripts of that console connect."""
+    """The lines run as in the developer console: the page's content policy lets that console's
+    scripts connect.
+    """
     (lines,) = (block.text for block in blocks_of(ROOT / "README.md") if block.language == "js")
     good(server.api.append("orders", [{"data": {"id": 9}, "tag": "order-9"}]))
     with browser.page(f"{server.api.url}/") as page:
@@ -32,7 +34,7 @@ def test_the_lines_of_the_readme_go_on_without_a_gap_or_a_repeat(
     wanted: list[str] = []
 
     def append(first: int, last: int) -> None:
-        """Append an order and a record that the page does not ask for, in turn."""
+        """Append alternately an order and a record that the page does not follow."""
         records = []
         for number in range(first, last + 1):
             records += [{"data": {"id": number}, "tag": f"order-{number}"}, {"data": 0, "tag": "x"}]

@@ -84,7 +84,7 @@ def test_a_page_goes_on_after_kill_9_with_none_missing_and_none_twice(
         server.start()
         append(server, 231, 329)
         wait_for_rows(page, list(range(1, 330)))
-        # Again on the new connection, and over a clean stop too.
+        # The same holds on the new connection, and over a clean stop.
         server.restart()
         good(server.api.append(TOPIC, [{"data": {"action": "<b>&amp;</b>"}, "tag": "last"}]))
         wait_for_rows(page, list(range(1, 331)))
@@ -106,7 +106,7 @@ def test_evictions_during_a_disconnect_are_shown_as_a_row(
         wait_for_rows(page, list(range(1, 41)))
         server.signal(signal.SIGKILL)
         wait_for_state(page, "away")
-        # In another tab, so that the page cannot see the record before it is gone.
+        # The test uses another tab, so that the page cannot see the record before it is deleted.
         there = dict(server.env)
         server.env = {**there, "TOPICS_PORT": str(lasting_port())}
         server.start()
@@ -142,7 +142,8 @@ def test_the_socket_page_publishes(browser: Browser, pages: Pages, server: Serve
         assert said == f"Stored as 4 of {TOPIC}."
         assert page.evaluate(CELLS)[3][2] == "<img src=x onerror='window.ran = true'>"
         assert page.evaluate("document.querySelector('#rows img') === null && !window.ran")
-        # The page keeps it while the server is down, and sends it once when the server is back.
+        # The page keeps the record while the server is down, and sends it once when the server is
+        # back.
         server.signal(signal.SIGKILL)
         wait_for_state(page, "away")
         page.evaluate("""(() => {

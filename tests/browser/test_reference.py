@@ -27,7 +27,7 @@ def test_the_page_shows_every_operation_and_asks_no_other_host(
         )
         assert page.evaluate(_HOSTS) == [server.api.url.partition("://")[2]]
         assert page.evaluate("document.querySelector('.errors-wrapper') === null")
-        # The browser reports what the content policy forbids as an event; a request elsewhere
+        # The browser reports violations of the content policy as events; a request to another host
         # proves a leak.
         refused = """new Promise(done => {
             addEventListener("securitypolicyviolation", e => done(e.effectiveDirective));
@@ -62,7 +62,7 @@ _TRY = """new Promise((done, fail) => {
 })"""
 # Opens or closes all operations of a tag.
 _TOGGLE = "document.getElementById(TAG).click()"
-# The rendering of the greatest number of a field by the sample generator.
+# How the sample generator renders the greatest number of a field.
 _HUGE = "18446744073709552000"
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.conftest import Topics
 from topics_server.cli import VERBS
 
-# As bash completes: the words so far, and which of them to complete.
+# Calls the completion as bash does: with the words so far, and the index of the word to complete.
 ASK = """
 eval "$(topics completion bash)"
 COMP_WORDS=({words}) COMP_CWORD={at}
@@ -74,7 +74,9 @@ def needs(shell: str) -> None:
 
 
 def environment(topics: Topics, folder: Path) -> dict[str, str]:
-    """The variables of a shell: `topics` of the folder comes first, the home folder is empty."""
+    """The environment of a shell: the folder with `topics` comes first in `PATH`, and the home
+    folder is empty.
+    """
     env = topics.environment()
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -83,7 +85,7 @@ def environment(topics: Topics, folder: Path) -> dict[str, str]:
 
 
 class Zsh:
-    """A zsh of a new account on a terminal: it completes only in its line editor."""
+    """A zsh of a new account on a terminal; zsh completes only in its line editor."""
 
     def __init__(self, env: dict[str, str], folder: Path) -> None:
         self.pid, self.terminal = pty.fork()
@@ -106,7 +108,7 @@ class Zsh:
         os.write(self.terminal, keys.encode())
 
     def close(self) -> None:
-        """End it."""
+        """End the shell."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self.terminal)

@@ -1,5 +1,5 @@
-"""A server with a low limit of records, and one that does not answer: messages and actions of
-clients.
+"""Messages and actions of clients with a server that has a low limit of records, and with one that
+does not answer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_a_machine_that_does_not_answer_is_reported_within_seconds(
     ran = alone(*words, "--url", silent, stdin=b"1\n")
     assert ran.code == 2
     assert ran.message.endswith("no answer within 5 s")
-    assert time.monotonic() - began < 20  # five seconds, and the start of a process
+    assert time.monotonic() - began < 20  # the client's five seconds, and the start of a process
 
 
 def test_a_producer_tells_the_time_out_and_how_long_it_tries(

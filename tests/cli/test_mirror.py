@@ -1,5 +1,5 @@
-"""`examples/mirror`: two real servers keep one topic equal, although all processes are killed in
-turn.
+"""`examples/mirror` keeps one topic equal on two real servers, although the test kills all
+processes in turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mirror:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it."""
+        """Start the script."""
         script = ROOT / "examples" / "mirror" / "mirror.py"
         ends = [f"{site}={server.api.url}" for site, server in self.servers.items()]
         words = [sys.executable, str(script), "orders", str(self.folder / "state"), *ends]
@@ -39,7 +39,7 @@ class Mirror:
             self.process = subprocess.Popen(words, env=env, stderr=log)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill the script with SIGKILL."""
         assert self.process is not None
         assert self.process.poll() is None, (self.folder / "mirror.log").read_text()
         self.process.send_signal(signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_kills_of_every_process_lose_and_double_nothing(mirror: Mirror) -> None:
         step()
         west = mirror.servers["west"]
         if west.process is None:
-            # On its old port: the mirror knows it by its address.
+            # The server restarts on its old port, because the mirror uses its address.
             port = west.api.url.rpartition(":")[2]
             west.env = {**west.env, "TOPICS_PORT": port}
             west.start()
@@ -137,7 +137,7 @@ def test_kills_of_every_process_lose_and_double_nothing(mirror: Mirror) -> None:
             mirror.start()
     count = sum(map(len, wanted.values()))
     both(mirror, count)
-    # A last record of each site, seen on both, marks the end.
+    # The test ends when the last record of each site is on both sites.
     write(1)
     both(mirror, count + 2)
     for server in mirror.servers.values():

@@ -134,7 +134,7 @@ def claim(api: Api, queue: str, node: str, most: int) -> list[int]:
 
 
 def bury(api: Api, queue: str, count: int) -> None:
-    """Wait until this many jobs are dead letters; a claim finds them."""
+    """Wait until this many jobs are dead letters; claims make the server move them."""
 
     def are_dead() -> bool:
         assert claim(api, queue, "w", 1) == []
@@ -272,7 +272,7 @@ def test_a_worker_that_was_paused_too_long_does_not_count(
     api.add(queue, "a")
     out, go_on = tmp_path / "out", tmp_path / "go-on"
     os.mkfifo(go_on)
-    # With claims: a stream's lease would end in the same way, only sooner.
+    # The worker uses claims; the lease of a push stream would end in the same way, but sooner.
     short = ("--lease-ms", "200", "--poll")
     script = f"echo begun >>{out}; cat {go_on}; echo ended >>{out}"
     first = spawn("work", queue, *short, "--", "sh", "-c", script, stderr=subprocess.PIPE)
@@ -284,8 +284,8 @@ def test_a_worker_that_was_paused_too_long_does_not_count(
     first.send_signal(signal.SIGCONT)
     assert first.stderr is not None
     with first.stderr as errors:
-        # The worker ends its command; if the command had ended itself, its ack would have been
-        # refused.
+        # The worker ends its command. If the command had ended by itself, the server would have
+        # refused its ack.
         assert b"job 1" in errors.readline()
         first.terminate()
         assert errors.read().endswith(b"stopped; 1 lost\n")
@@ -305,7 +305,8 @@ def test_sigterm_finishes_the_command_and_leaves_the_rest(
     worker.terminate()
     go_on.write_text("now")
     assert worker.wait(WITHIN_S) == 0
-    # The command may have ended before the signal was noted; then one more command began and ended.
+    # The command may have ended before the worker noticed the signal; then one more command began
+    # and ended.
     ended = lines(out).count("ended")
     assert lines(out) == ["begun", "ended"] * ended
     assert 1 <= ended <= 2
@@ -342,7 +343,7 @@ def is_alive(process_id: int) -> bool:
 
 @pytest.mark.slow
 def test_workers_and_a_server_that_are_killed(own: MakeServer, tmp_path: Path) -> None:
-    """120 jobs, a worker killed now and then, a server killed twice: no job is missing."""
+    """Workers are killed repeatedly and the server twice: none of 120 jobs is missing."""
     server = on_a_port(own)
     topics = Topics(server.api.url, tmp_path)
     good(server.api.put("q", {"type": "queue", "durability": "fsync", "lease_ms": 500}))
@@ -420,7 +421,8 @@ def test_a_lease_outlives_its_length_while_the_handler_runs(queue: str, api: Api
 
     def handle(job: Job) -> None:
         deliveries.append(job.deliveries)
-        # Twice its lease, unless the lease is lost; extending it has 0.6 s on a busy machine.
+        # The job takes twice its lease, unless the lease is lost; each extension has 0.6 s to
+        # arrive on a busy machine.
         assert not job.lost.wait(1.8)
         extended.set()
 
@@ -436,7 +438,9 @@ def test_a_lease_outlives_its_length_while_the_handler_runs(queue: str, api: Api
 
 
 def test_a_stop_costs_others_one_delivery_for_each_job_it_finished(queue: str, api: Api) -> None:
-    """With a stream: for each ack while it is open the server pushes another job."""
+    """The worker uses a push stream: the server pushes another job for each ack while the stream is
+    open.
+    """
     api.add(queue, *range(100))
     begun = threading.Barrier(5, timeout=WITHIN_S)
 

@@ -280,7 +280,7 @@ def test_wrong_usage_of_producers(alone: Topics, words: list[str]) -> None:
 
 
 class _Relay(http.server.BaseHTTPRequestHandler):
-    """Passes requests on to a server, and drops the answer to the second."""
+    """Passes requests on to a server, and drops the answer to the second request."""
 
     asked = 0
     there = ""

@@ -236,7 +236,7 @@ def test_a_gap_between_two_connections_is_printed(
     server.api.add("a", *range(5))
     verb = spawn(topics, "tail", "a", "--from-start")
     verb.wait_for(5)
-    # it cannot reconnect before the cap has evicted records
+    # the verb cannot reconnect before the cap has evicted records
     verb.process.send_signal(signal.SIGSTOP)
     server.crash()
     server.api.add("a", *range(40))
@@ -293,7 +293,7 @@ def test_an_idle_tail_ends_with_its_reader(topics: Topics, topic: str, api: Api)
     assert reader.stderr is not None
     assert reader.stdout.readline()
     reader.stdout.close()
-    # Nobody writes any more: the verb notices the closed output without a write.
+    # No client appends any more: the verb must notice the closed output without writing to it.
     assert reader.wait(WITHIN_S) == 0
     with reader.stderr as errors:
         assert errors.read() == b""
@@ -397,13 +397,13 @@ def test_watch_prints_tombstones_and_deletions(
 
 
 def payloads() -> list[bytes]:
-    """The payloads of the webhook file, as its bytes have them."""
+    """The payloads of the webhook file, byte for byte."""
     lines = gzip.decompress(WEBHOOKS.read_bytes()).splitlines()
     return [line[line.index(b'"payload":') + 10 : -1] for line in lines]
 
 
 def data_of(topics: Topics, topic: str) -> list[bytes]:
-    """The data of all records, as their bytes came."""
+    """The data of all records, byte for byte."""
     lines = topics.good("read", topic).out.splitlines()
     return [line[line.index(b'"data":') + 7 : -1] for line in lines]
 
@@ -439,7 +439,8 @@ def test_the_same_lines_again_under_their_keys_are_stored_once(topics: Topics, t
     first = topics.good("pub", topic, "--idempotent", "k", stdin=lines[: len(lines) // 2])
     stored = first.value["lines"]
     again = topics.good("pub", topic, "--idempotent", "k", stdin=lines).value
-    # The first run's last line was cut and has a number of its own; its key remains.
+    # The first run's last line was cut; it has a number of its own, and the server still has its
+    # key.
     assert (again["lines"], again["deduped"]) == (500, stored)
     assert [r["$seq"] for r in topics.good("read", topic).lines] == list(range(1, 501))
 

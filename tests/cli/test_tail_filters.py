@@ -89,7 +89,7 @@ def test_tail_begins_at_a_consumer_and_commits_nothing(
 
 
 class _Old(http.server.BaseHTTPRequestHandler):
-    """A server that does not know filters of sessions."""
+    """An older server, which ignores the filter of a session."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -1,4 +1,4 @@
-"""The verbs for topics and records: output, exit codes, and bytes that stay as they are."""
+"""The verbs for topics and records: output, exit codes, and payload bytes that stay unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_data_comes_from_a_file_or_standard_input(
     topics.good("append", topic, "--file", "-", stdin=b' "two" \n')
     topics.good("append", topic, stdin=b"3")
     ran = topics.good("read", topic)
-    # A line break between tokens is the only byte that a line cannot keep.
+    # A line of output can keep every byte except line breaks between tokens.
     assert ran.out.splitlines()[0].endswith(b'"data":[1,  2]}')
     assert [record["data"] for record in ran.lines] == [[1, 2], "two", 3]
 

@@ -20,7 +20,7 @@ from tests.cli.conftest import COMMAND, Topics
 from tests.contract.driver import Api
 from topics_server.cli import VERBS, main
 
-# Text that only Python, a library or an errno would print.
+# Texts that only Python, a library or an errno prints.
 FOREIGN = ("Traceback", "object at 0x", "<class", "codec", "\\udc", " b'", "[Errno", "PosixPath")
 NOT_TEXT = "\udcff"  # byte 0xff of a command line
 
@@ -338,7 +338,7 @@ def test_a_server_of_another_kind_is_recognised(
     stranger.says = says  # type: ignore[attr-defined]
     ran = run(f"http://127.0.0.1:{stranger.server_port}", words)
     if ran.exit_code == 0 and ran.stderr == "":
-        return  # the verb passes the answer on unchanged, or the answer is partly valid
+        return  # for these the verb passes the answer on unchanged, or the answer is partly valid
     check(ran)
 
 
@@ -388,7 +388,7 @@ PRINTING = [
 def test_a_reader_that_has_enough_ends_the_verb_as_a_success(
     topics: Topics, api: Api, words: list[str]
 ) -> None:
-    """Like `topics VERB | head -0`."""
+    """The test acts like `topics VERB | head -0`."""
     api.add("t-head", *["x" * 1000] * 200)
     reading, writing = os.pipe()
     os.close(reading)

@@ -28,7 +28,7 @@ WITHIN_S: Final = 60.0
 
 @pytest.fixture(scope="session")
 def found_node() -> node.Node:
-    """A recent enough Node."""
+    """The path of a Node that is recent enough."""
     try:
         return node.find()
     except node.Missing as missing:
@@ -73,7 +73,7 @@ class Follower:
             self.close()
 
     def close(self) -> None:
-        """End the program if it runs, and read what it printed."""
+        """End the program if it still runs, and read its output."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

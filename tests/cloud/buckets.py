@@ -1,7 +1,7 @@
 """A small S3 in this process: buckets in memory, conditional puts, ranges, lists with a delimiter.
 
-Signatures are not checked. `failing`: one request in so many is answered with 503, half of
-these after it was carried out.
+It does not check signatures. If `failing` is N, one request in N gets 503; half of these requests
+are carried out first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 1.0
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -167,6 +167,6 @@ def _tag(content: bytes) -> str:
 
 
 def _folder(key: str, prefix: str) -> str:
-    """The common prefix that a key belongs to; empty for one directly behind the prefix."""
+    """The common prefix of a key; empty for a key directly below the requested prefix."""
     head, slash, _ = key[len(prefix) :].partition("/")
     return f"{prefix}{head}/" if slash else ""

@@ -1,7 +1,7 @@
 """`./run test-s3`: the tests of this folder against a real S3 server, versitygw.
 
-Go builds the server from its module, whose sums the checksum database of Go confirms; nothing of it
-is kept but the binary in `.s3`. `TOPICS_TEST_S3` names another endpoint, with the same keys. The
+Go builds the server from its module and checks the module's sums with Go's checksum database; only
+the binary in `.s3` is kept. `TOPICS_TEST_S3` names another endpoint, with the same keys. The
 benchmark of Spark on a cluster uses the same server.
 """
 
@@ -31,7 +31,7 @@ _STARTS_WITHIN_S: Final = 30.0
 
 
 def _built() -> Path:
-    """The server's binary; built if it is not there."""
+    """The server's binary; builds it if it is missing."""
     folder = _ROOT / ".s3" / _VERSION
     binary = folder / "versitygw"
     if not binary.exists():
@@ -62,7 +62,7 @@ def _tests(endpoint: str, words: list[str]) -> int:
 
 @contextmanager
 def gateway() -> Iterator[str]:
-    """Build and start the server, with nothing in it; yields its address. Exits if it cannot."""
+    """Build and start an empty server; yields its address. Exits if that fails."""
     binary, port = _built(), lasting_port()
     endpoint = f"http://127.0.0.1:{port}"
     keys = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
@@ -80,7 +80,7 @@ def gateway() -> Iterator[str]:
 
 
 def main(words: list[str]) -> int:
-    """Run the tests against the endpoint that is named, or against a gateway."""
+    """Run the tests against the endpoint in `TOPICS_TEST_S3`, or else against a gateway."""
     if os.environ.get("TOPICS_TEST_S3"):
         return _tests(os.environ["TOPICS_TEST_S3"], words)
     with gateway() as endpoint:

@@ -1,7 +1,4 @@
-"""Signs a request to an S3 server that looks at signatures (version 4), with the standard library.
-
-Only for what the client library does not do: making a bucket.
-"""
+"""Signs a request to an S3 server that checks signatures (version 4), with the standard library."""
 
 from __future__ import annotations
 

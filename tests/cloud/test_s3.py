@@ -67,7 +67,8 @@ def test_a_bucket_is_an_archive(
     archived(api)
     api.add("t", *range(25, 30))
     archived(api)
-    # Killed in the middle: the lock of a base may stay, and is the server's own.
+    # The server is killed in the middle: the lock of a base may stay, and the restarted server
+    # takes it as its own.
     server.signal(signal.SIGKILL)
     api = server.start()
     api.add("t", *range(30, 40))
@@ -133,7 +134,7 @@ def test_a_store_that_is_away_is_waited_for(own: NewServer, tmp_path: Path) -> N
 def test_of_two_puts_under_one_name_the_first_counts(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store's own condition, without a look before."""
+    """The store checks the condition itself; the client does not look before the put."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     store = RetryingStore(open_cloud(f"s3://archives/{tmp_path.name}", "", 0))

@@ -1,4 +1,4 @@
-"""The contract as numbered claims: parsing, checking, rendering; and the link to their tests.
+"""The contract as numbered claims: parses, checks and renders them, and links them to their tests.
 
 Owns the form of `tests/contract/sections/*.toml` and of `docs/CONTRACT.md`. A claim is one sentence
 of the contract in our own words; `due` names the part of the project that must satisfy it; `tests`
@@ -26,7 +26,7 @@ SECTIONS: Final = ROOT / "tests" / "contract" / "sections"
 DOCUMENT: Final = ROOT / "docs" / "CONTRACT.md"
 
 DUE_NAMES: Final = ("store", "live", "queues", "routers", "operate", "streams")
-# The parts that must be satisfied now; later parts add their word here.
+# The parts whose claims must be satisfied now; a later part adds its word here.
 DUE: Final = frozenset(DUE_NAMES)
 
 TITLES: Final[Mapping[str, str]] = {

@@ -32,7 +32,7 @@ NewServer = Callable[..., Server]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the door; leave out what it has not."""
+    """Choose the door; skip the tests that do not apply to it."""
     Server.door = config.getoption("door")
     if Server.door != "connection":
         for item in items:

@@ -73,7 +73,8 @@ def check_raw(method: str, target: str, status: int, headers: Any, body: bytes) 
     item = document()["paths"].get(template_of(path) or "", {})
     is_odd = method.lower() not in {*item, "head", "options"} or status in _ELSEWHERE
     if is_odd and status in (400, *_ELSEWHERE) and method != "HEAD":
-        # Refused before the server looked at its path, or as a WebSocket on a path without one.
+        # The server refused the request before it read the path, or as a WebSocket on a path
+        # without one.
         code = _ELSEWHERE.get(status, "invalid_request")
         if json.loads(body)["error"]["code"] == code:
             return
@@ -110,7 +111,8 @@ def check_answer(method: str, path: str, status: int, headers: Any, body: bytes)
     if media == _JSON:
         value = json.loads(body)
         if headers.get("preference-applied") == "return=minimal":
-            # Left out because the client asked for that: everything else is as described.
+            # The answer lacks this member because the client asked for that: everything else is as
+            # described.
             assert "performance" not in value, where
             value["performance"] = {"server_total_ms": 0.0}
         _validator(str(template), method, str(status)).validate(value)

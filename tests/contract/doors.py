@@ -1,9 +1,9 @@
-"""The server behind other doors: plain uvicorn, and mounted in another application.
+"""Other ways to run the server: by plain uvicorn, and mounted in another application.
 
 `python -m tests.contract.doors uvicorn|mounted` serves what `topics serve` serves, by the same
-variables. `uvicorn` is uvicorn's own protocol over `create_app`. `mounted` has it below a path with
-a blank in another Starlette application, behind a middleware of that application which sees every
-message; a path without the prefix is taken as one with it, so that the tests need not know.
+variables. `uvicorn` is uvicorn's own protocol over `create_app`. `mounted` mounts it in another
+Starlette application below a path with a blank, behind a middleware that sees every message; it
+adds the prefix to paths without it, so that the tests need no other paths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RAW_PREFIX: Final = b"/my%20app"
 
 
 class Watching:
-    """A middleware as hosts have them: every message passes it."""
+    """A middleware such as hosts use: every message passes through it."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class Watching:
 
 
 class Prefixed:
-    """Adds the prefix to paths that lack it, and takes it off the location of what was made."""
+    """Adds the prefix to paths that lack it, and removes it from the `Location` of an answer."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

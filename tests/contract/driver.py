@@ -27,7 +27,7 @@ from tests import forks
 from tests.contract import described
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-# Finds a start that hangs; a busy machine has taken more than 30 seconds.
+# The limit detects a start that hangs; a busy machine has taken more than 30 seconds.
 START_WITHIN_S: Final = 90.0
 STOP_WITHIN_S: Final = 30.0
 
@@ -265,7 +265,7 @@ def command_of(door: str) -> tuple[str, ...]:
 class Server:
     """Our own server in a separate process, over one data directory.
 
-    `door` is the way in that all tests go through.
+    All tests call the server through this `door`.
     """
 
     directory: Path

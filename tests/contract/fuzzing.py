@@ -1,9 +1,9 @@
 """Requests generated from the description (schemathesis), and the checks of their answers.
 
-Half of them fit the schemas and half do not. Each is sent as generated, and once more with names of
-existing things: a generated name exists nowhere, so it alone would test little but 404. The checks:
-no 500; no status, code, header or member that `docs/openapi.json` does not describe; and afterwards
-the server is no larger than before.
+Half of the requests fit the schemas and half do not. Each is sent as generated, and once more with
+names of existing things: a generated name exists nowhere, so alone it would test little but 404.
+The checks: no 500; no status, code, header or member that `docs/openapi.json` does not describe;
+and afterwards the server is no larger than before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from schemathesis import GenerationMode
 from tests.contract import described
 from tests.contract.driver import Server
 
-# Created before each operation is tried; the second name of each kind does not exist.
+# These things are created before each operation is tried; the second name of each kind never
+# exists.
 THINGS: Final = {
     "topic": ("log", "jobs", "capped", "letters", "nobody"),
     "router": ("log->copy", "nobody->nowhere"),
@@ -40,8 +41,8 @@ _CONFIGS: Final[Mapping[str, object]] = {
     "capped": {"cap_records": 3, "discard": "reject", "durability": "memory"},
     "jobs": {"type": "queue", "dead_letter": "letters", "max_deliveries": 2, "lease_ms": 100},
 }
-# Waits that a request may ask for would only take time here; waits that it may not ask for are set
-# in the server's settings.
+# Long waits in a request would only cost time here; the server's settings bound the waits that a
+# request cannot set.
 _WAIT_MS_MAX: Final = 3
 IMPATIENT: Final = {"TOPICS_STREAMS_LONG_POLL_MS": str(_WAIT_MS_MAX)}
 
@@ -97,7 +98,7 @@ class Fuzz:
         def run(case: Any) -> None:
             self._send(case)
 
-        # An operation without parameters cannot be called wrongly: no finding.
+        # An operation without parameters has no invalid requests, so this is no finding.
         with contextlib.suppress(Unsatisfiable):
             run()
 

@@ -51,13 +51,13 @@ class Table(dict[str, Bad]):
         self[name] = case
 
     def check(self, least: int) -> None:
-        """No two rows are the same request, and there are at least so many."""
+        """Check that no two rows are the same request, and that there are at least this many."""
         rows = {(row.method, row.target, row.body, row.headers) for row in self.values()}
         assert len(rows) == len(self) >= least
 
 
 def as_json(value: object) -> bytes:
-    """The value as the table writes it: what is not ASCII stays as it is."""
+    """The value as the table writes it: characters outside ASCII stay as they are."""
     return json.dumps(value, ensure_ascii=False).encode()
 
 
@@ -69,7 +69,9 @@ def filled(text: str, names: Mapping[str, str]) -> str:
 
 
 def sent(api: Api, case: Bad, names: Mapping[str, str]) -> RawResponse:
-    """Send the row with these names for its marks; the answer, which must be its refusal."""
+    """Send the row with these names for its marks; returns the answer, which must be the row's
+    refusal.
+    """
     body = case.body
     for mark, name in names.items():
         body = body.replace(f"{{{mark}}}".encode(), name.encode())

@@ -254,7 +254,7 @@ METHODS = {
 }
 
 
-# A server's own parser refuses a method that it does not know, in words of its own.
+# The HTTP parser of a server refuses an unknown method with its own message.
 OURS = pytest.mark.connection(reason="other parsers refuse unknown methods in their own words")
 UNKNOWN = pytest.param("BREW", marks=OURS)
 

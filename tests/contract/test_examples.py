@@ -42,7 +42,9 @@ DID: Final[dict[str, Json]] = {
 
 
 def operations() -> Iterator[tuple[str, str, list[Json], Json]]:
-    """(path, method, parameters, operation) in the order of the page: by tag, then as described."""
+    """(path, method, parameters, operation) in the order of the page: by tag, then in the order of
+    the description.
+    """
     for tag in document()["tags"]:
         for path, item in document()["paths"].items():
             for method, operation in item.items():

@@ -56,7 +56,9 @@ def test_head_and_other_methods(api: Api) -> None:
 
 @pytest.mark.parametrize("path", ["direct", "general"])
 def test_a_client_may_prefer_answers_without_performance(api: Api, topic: str, path: str) -> None:
-    """A request with `Expect` or a gzip body takes the general way, all others the direct one."""
+    """A request with `Expect` or a gzip body passes through Starlette, all others use the direct
+    routes.
+    """
     more = {"accept-encoding": "gzip"} if path == "general" else {}
     body = {"records": [{"data": {"performance": {"a": 1}}}]}
     sent = api.http.post(f"/v0/topics/{topic}", json=body, headers=MINIMAL | more)

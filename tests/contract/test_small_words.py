@@ -17,7 +17,7 @@ from tests.contract.watch.subscriptions import Clients
 JSON: Final = "Content-Type: application/json"
 STREAM: Final = "Accept: text/event-stream"
 LONG: Final = "x" * 100_000
-# The size of a refusal beside the 256 bytes that it repeats in its message and its detail.
+# The size of a refusal without the 256 bytes that it repeats in its message and its detail.
 REFUSAL_BYTES_MAX: Final = 1_100
 
 
@@ -94,7 +94,7 @@ ECHOED: Final = {
 
 @pytest.mark.parametrize("name", ECHOED)
 def test_a_refusal_repeats_little_of_a_body(api: Api, name: str) -> None:
-    """S: at most 256 bytes of the request. [S-96]"""
+    """S: a refusal repeats at most 256 bytes of the request. [S-96]"""
     method, target, body = ECHOED[name]
     answer = api.raw(method, target, body.encode(), [JSON])
     assert 400 <= answer.status < 500
@@ -184,7 +184,7 @@ def test_a_valid_key_of_the_body_wins_over_a_bad_header(api: Api, topic: str, he
 
 
 def test_refusals_carry_performance(api: Api, topic: str) -> None:
-    """§0.9: of any request that was read, by each way it can go. [0.9-07]"""
+    """§0.9: that holds for any request that the server has read, on each path. [0.9-07]"""
     api.add(topic, 1)
     asked = [
         api.raw("POST", f"/v0/topics/{topic}", b"{", [JSON]),
@@ -212,7 +212,9 @@ def _check_date(answer: RawResponse) -> None:
 
 
 def test_every_answer_has_a_date(api: Api, topic: str, clients: Clients) -> None:
-    """S: by each way an answer can go, refusals of a head and handshakes included. [S-98]"""
+    """S: that holds on each path of an answer, including refusals of a head and handshakes.
+    [S-98]
+    """
     shake = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
     asked = [
@@ -263,7 +265,7 @@ def _stream(api: Api, target: str, version: str, *headers: str) -> tuple[list[st
     return lines.decode("latin-1").lower().split("\r\n"), body
 
 
-# ASGI knows no such answer: plain uvicorn sends chunks.
+# ASGI has no such answer, so plain uvicorn sends chunks.
 @pytest.mark.connection(reason="framing: other protocols chunk answers to HTTP/1.0")
 @pytest.mark.parametrize("kind", ["watch", "work", "stream"])
 def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: str) -> None:
@@ -293,7 +295,7 @@ def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: st
 
 @pytest.mark.connection(reason="framing: other protocols chunk answers to HTTP/1.0")
 def test_a_whole_stream_to_http_1_0_is_not_chunked(own: Any, topic: str) -> None:
-    """S: a catch-up of several pages, which ends with its connection. [S-99]"""
+    """S: a catch-up of several pages ends with its connection. [S-99]"""
     api = own(TOPICS_STREAMS_PAGE_BYTES="1024").start()
     body = b"0123456789abcdef" * 32
     text = {"content-type": "text/plain"}
@@ -333,7 +335,7 @@ def test_without_data_only_dollar_fields_are_sent(
 
 
 def test_a_filter_takes_a_bare_string_as_a_match_does(api: Api, topic: str) -> None:
-    """S: exactly this tag, whatever is in it. [S-101]"""
+    """S: the string matches exactly this tag, whatever characters it has. [S-101]"""
     source, dest = f"{topic}.s", f"{topic}.d"
     body = {"source": source, "dest": dest, "filter": "a*"}
     put = good(api.http.put(f"/v0/routers/{topic}", json=body))

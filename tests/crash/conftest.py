@@ -1,10 +1,9 @@
 """Options of the crash tests: `./run test-crash --cycles 1000 --seeds 10000`, and of watchers:
 `--watchers 200 --kills 20`, `--slow-sockets 1000 --load-mb 50`, `--idle-streams 2000`, and of
 workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from the description:
-`--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`, and of uploads:
-`--uploads 200 --upload-mib 60`, and of full disks: `--disk-mib 1024`, and of views:
-`--view-kills 200 --view-seeds 2000 --view-queries 100000`, and of conditions:
-`--decisions 10000 --consumers 1000 --kills 50`.
+`--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`, and of uploads: `--uploads 200
+--upload-mib 60`, and of full disks: `--disk-mib 1024`, and of views: `--view-kills 200 --view-seeds
+2000 --view-queries 100000`, and of conditions: `--decisions 10000 --consumers 1000 --kills 50`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -53,7 +52,7 @@ OPTIONS: Final[dict[str, tuple[int | str, str]]] = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add all of them; `--seed` is another name of `--first-seed`."""
+    """Add all options; `--seed` is another name of `--first-seed`."""
     group = parser.getgroup("crash tests")
     for name, (default, meaning) in OPTIONS.items():
         more = ["--seed"] if name == "first-seed" else []

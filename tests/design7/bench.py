@@ -1,4 +1,4 @@
-"""One node on a disk in memory, driven call by call; used by the tests of known mistakes.
+"""One node on a disk in memory, called step by step; used by the tests of known mistakes.
 
 Everything is synchronous from outside: each call runs the virtual loop until it has its answer.
 """

@@ -85,7 +85,9 @@ class Built:
         subprocess.run(made, check=True, env=self.environment({}), timeout=STEP_WITHIN_S)
 
     def environment(self, given: dict[str, str]) -> dict[str, str]:
-        """The environment in which a process finds a copied interpreter's library, and `given`."""
+        """The environment that lets a copied interpreter find its library, together with
+        `given`.
+        """
         return {"LD_LIBRARY_PATH": str(self.base / "lib"), **given}
 
     def place(self, path: str) -> Path:

@@ -65,7 +65,9 @@ def expanded(names: list[str], sets: dict[str, list[str]]) -> set[str]:
 
 
 def allowed_calls(unit: str, sets: dict[str, list[str]]) -> set[str]:
-    """The calls that a unit allows: `SystemCallFilter=` lines in order; `~` removes calls."""
+    """The calls that a unit allows. Its `SystemCallFilter=` lines apply in order; `~` removes
+    calls.
+    """
     allowed = expanded(["@default"], sets)
     lines = [line.partition("=") for line in unit.splitlines()]
     for value in [value for name, _, value in lines if name == "SystemCallFilter"]:

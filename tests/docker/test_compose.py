@@ -21,7 +21,7 @@ from topics_server.settings import Settings, variable
 
 DOCKER: Final = ROOT / "docker"
 MONITORING: Final = {"prometheus", "grafana"}
-# The user makes these, as the first lines say.
+# The user makes these files, as the first lines of compose.yaml say.
 MADE: Final = ("./tls", "./secrets/")
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ def test_only_nginx_is_reached_from_elsewhere() -> None:
         for port in service.get("ports", ()):
             assert name == "nginx" or port.startswith("127.0.0.1:"), port
         if service.get("ports"):
-            # Of an internal network no port is published.
+            # Docker publishes no port of an internal network.
             networks = [COMPOSE["networks"][each] for each in service["networks"]]
             assert any(not (network or {}).get("internal") for network in networks), name
 
@@ -159,7 +159,9 @@ def test_grafana_finds_its_source_and_the_dashboard() -> None:
 def test_nginx_in_the_container_is_that_of_a_machine_but_for_address_and_logs(
     tmp_path: Path,
 ) -> None:
-    """The test runs in-container.sh with its two paths here and a program in place of nginx."""
+    """The test runs in-container.sh with its two paths in the test's folder and a program in place
+    of nginx.
+    """
     shell, script = SERVICES["nginx"]["entrypoint"]
     text = mounted("nginx", script).read_text()
     given = mounted("nginx", "/etc/nginx/topics.conf")

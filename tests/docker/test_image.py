@@ -106,7 +106,7 @@ class Container:
 def container(built: Built, tmp_path: Path) -> Iterator[Container]:
     """One container that is not started."""
     made = Container(built, tmp_path, TOPICS_PORT="0", TOPICS_ALLOW_INSECURE_NO_AUTH="1")
-    # Only root may enter our folders otherwise; the user has to pass through them.
+    # Without this only root could enter our folders, but the image's user has to pass through them.
     for folder in (*built.root.parents, built.root):
         if os.geteuid() == 0 and folder.is_relative_to(Path(os.environ.get("TMPDIR", "/tmp"))):
             folder.chmod(folder.stat().st_mode | 0o011)
@@ -132,7 +132,8 @@ def test_the_image_has_only_the_files_that_the_server_needs(built: Built) -> Non
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"/opt/topics: {size / 2**20:.0f} MiB")
     assert size < 200 * 2**20
-    # Compiled at installation: a read-only root cannot store what a first run would compile.
+    # The modules are compiled at installation, because a read-only root cannot store compiled files
+    # of a first run.
     assert list((packages / "topics_server").glob("__pycache__/server.*.pyc"))
 
 
@@ -189,7 +190,7 @@ def test_it_runs_as_its_user_is_healthy_and_ends_in_time_with_everything_synced(
     assert json.loads(healthy.stdout)["status"] == "ok"
     assert container.run(*container.command("health", "--ready")).returncode == 0
 
-    # An endless stream, and appends until the last moment.
+    # The test keeps an endless stream open and appends until the last moment.
     api.add("kept", *range(100))
     acknowledged = Writer(api, container)
     code, seconds = acknowledged.stop()

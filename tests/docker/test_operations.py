@@ -53,7 +53,9 @@ def test_the_unit_is_sandboxed(name: str, value: str) -> None:
 
 
 def test_the_unit_is_understood() -> None:
-    """By systemd itself if it is installed; otherwise at least each line has the right form."""
+    """If systemd is installed, it checks the unit itself; otherwise the test checks the form of
+    each line.
+    """
     for line in UNIT.read_text().splitlines():
         assert not line or re.match(r"#|\[(Unit|Service|Install)\]$|[A-Z][A-Za-z]+=", line), line
     program = shutil.which("systemd-analyze")
@@ -70,7 +72,9 @@ def test_the_unit_is_understood() -> None:
 
 @pytest.mark.skipif(not sandbox.is_available(), reason=sandbox.INSTALL)
 def test_the_server_works_under_the_units_own_system_calls(tmp_path: Path) -> None:
-    """Start, append, seal, read, snapshot and stop, under the filter of the shipped unit."""
+    """The server starts, appends, seals, reads, takes a snapshot and stops under the filter of the
+    shipped unit.
+    """
     command = (sys.executable, sandbox.__file__, str(UNIT), sys.executable, "-m", "topics_server")
     env = {"TOPICS_SEGMENT_MAX_EVENTS": "10", "TOPICS_COLD_DIR": str(tmp_path / "cold")}
     server = Server(tmp_path / "one", env, command=(*command, "serve"))

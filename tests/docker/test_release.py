@@ -1,4 +1,6 @@
-"""`./run release`: what it makes from one version, and what it refuses to release."""
+"""`./run release`: the files that it makes from one version, and the versions that it refuses to
+release.
+"""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_an_old_claim_is_taken_over_by_one_and_the_zombie_is_fenced(
         owner = winner(told, "won")
         statuses = Counter(answer["status"] for answer in told.values())
         assert statuses[200] == 1
-        # None: it saw the winner's claim before it tried.
+        # None means that the process saw the winner's claim before it tried.
         assert set(statuses) <= {200, 204, None}
         tried += statuses[204]
         assert {(a["owner"], a["epoch"]) for a in told.values()} == {(owner, 1)}

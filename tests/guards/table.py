@@ -1,4 +1,4 @@
-"""The guards: which line upholds which rule, and which tests fail without it.
+"""The guards: which line enforces which rule, and which tests fail without the line.
 
 `check` takes them out one at a time; `test_table` keeps the texts in step with the source.
 `OLD` occurs once in its file under `src/topics_server`. A new guard of the same kind gets a line

@@ -1,4 +1,6 @@
-"""The table of guards fits the source and its page; `./run guards` proves what it says."""
+"""The table of guards matches the source and its page; `./run guards` proves that its tests
+fail.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ SOURCE: Final = ROOT / "src" / "topics_server"
 
 
 def test_each_text_is_once_in_its_file() -> None:
-    """A line that was rewritten must be named anew, or its guard is checked no more."""
+    """If a line was rewritten, its guard must name the new text, or the guard is no longer
+    checked.
+    """
     counts = {
         f"{guard.file}: {guard.old}": (SOURCE / guard.file).read_text("utf-8").count(guard.old)
         for guard in GUARDS

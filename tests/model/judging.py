@@ -173,7 +173,7 @@ def _gaps_differ(plain: Plain, seen: Seen) -> str | None:
 
 
 def _is_hole(plain: Plain, gap: Gap) -> bool:
-    """Whether it lies in holes, or above the head (which has jumped)."""
+    """Whether the range lies in holes, or above the head (which has jumped)."""
     holes = [Gap(a, b, gap.reason, 0) for a, b in (*plain.holes, (1, plain.vague_below - 1))]
     return covers(
         [*holes, Gap(plain.head + 1, gap.gap_to, gap.reason, 0)], gap.gap_from, gap.gap_to
@@ -181,16 +181,16 @@ def _is_hole(plain: Plain, gap: Gap) -> bool:
 
 
 class Ledger:
-    """(name, epoch, seq) names one record for ever: all records that any reader or writer learned
-    of.
+    """All records that any reader or writer has seen; (name, epoch, seq) must name one record for
+    ever.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], tuple[object, ...]] = {}
 
     def note(self, name: str, epoch: int, seq: int, rec: Rec) -> None:
-        """Note that a client knows this record at this position. Its time is left out: acks do not
-        contain it.
+        """Note that a client has seen this record at this position. The record's time is left out,
+        because acks do not contain it.
         """
         told = (rec.data, rec.meta, rec.tag, rec.node)
         known = self._known.setdefault((name, epoch, seq), told)
@@ -280,8 +280,9 @@ class TopicHistory:
             if count:
                 entry = self.entries[count - 1]
                 if entry.answer is None and count - 1 < last_fact:
-                    # A read-only shard refused it, but a later entry counts: that of another
-                    # incarnation, on another shard. If that entry is lost, this one may hold.
+                    # A read-only shard refused this entry, but a later entry of another
+                    # incarnation, on another shard, counts. If that entry is lost, this one may
+                    # have taken effect.
                     doubtful = doubtful or plain.copy()
                     doubtful.apply(entry.step)
                     if count >= at_least:
@@ -338,8 +339,8 @@ class TopicHistory:
 
 
 def _lose(plain: Plain) -> None:
-    """An ephemeral topic after its process: only the head. Deleted records may be reported as
-    lost.
+    """An ephemeral topic after the end of its process has only its head. Deleted records may be
+    reported as lost.
     """
     plain.holes += [(seq, seq) for seq in plain.records]
     plain.records.clear()

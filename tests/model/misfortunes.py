@@ -83,7 +83,8 @@ class Misfortunes(Simulation):
         super().__init__(seed, boots=boots, calls=calls)
         self.dice = dice = random.Random(f"misfortunes {seed}")
         self.kinds: frozenset[Kind] = frozenset(kinds or dice.sample(DRAWN, 2))
-        # Dice of their own: what a seed was before there were these, it is still.
+        # These faults have a random generator of their own, so that earlier seeds still give the
+        # same runs.
         self.more_dice = random.Random(f"more misfortunes {seed}")
         if not kinds and self.more_dice.random() < _MOVES_SHARE:
             self.kinds |= {"moves"}
@@ -115,7 +116,8 @@ class Misfortunes(Simulation):
         if "errors" in self.kinds:
             self.fault_kinds = _ERRORS
         elif "files" in self.kinds:
-            # An end mark whose write the disk refused says less; the real one is a mapped page.
+            # If the disk refuses to write an end mark, the mark stays older; the real one is a
+            # mapped page.
             self.faults = False
         if "clock" in self.kinds:
             self.clock_steps = (-_HOUR_MS, _HOUR_MS, -60_001, 60_001)
@@ -215,7 +217,7 @@ class Misfortunes(Simulation):
             self._leave_a_copy(image)
 
     def _leave_a_copy(self, image: DiskImage) -> None:
-        """A hot segment gets what a move leaves that ends before the manifest is published."""
+        """Give a hot segment the files of a move that ended before the manifest was published."""
         data, cold = str(self.world.changes["data_dir"]), str(self.world.changes["cold_dir"])
         folder = f"{data}/segments/"
         hot = [path for path in self._listed_hot(image, folder) if path + ".data" in image.files]
@@ -247,7 +249,7 @@ class Misfortunes(Simulation):
                         yield topic + layout.segment_data(entry.segment_id).removesuffix(".data")
 
     def _damage_a_file(self, image: DiskImage) -> None:
-        """On a copy: the life continues undamaged."""
+        """Damage a file on a copy of the disk; the life continues undamaged."""
         world, dice = self.world, self.dice
         end: damage.End = "clean" if self._end == "clean" else "killed"
         older = dice.choice(self._images)
@@ -257,11 +259,11 @@ class Misfortunes(Simulation):
         except Corrupt as error:
             if not self._is_unnoted(error.path):
                 raise
-            return  # what is undamaged is refused: `_has_started` repairs it
+            return  # the undamaged store would be refused too: `_has_started` repairs it
         heads = {each.name: each.live.head for each in self.histories.values()}
         store = dataclasses.replace(store, is_quiet=False, told_heads=heads)
         every = list(damage.cases_of(store, dice.randrange(1 << 30), cuts=2, flips=3))
-        # Flags are few: where there are any, one is taken back in each life.
+        # Flags are rare, so each life that has any takes one back.
         flags = [case for case in every if case.kind in ("revived", "old_flags")]
         cases = [case for case in every if case not in flags]
         chosen = dice.sample(cases, min(2, len(cases)))
@@ -331,8 +333,8 @@ class Misfortunes(Simulation):
     async def _live(self) -> None:
         await super()._live()
         if "clock" in self.kinds:
-            # Set the clock ahead for a moment, in which all readers look; then back, and they look
-            # again.
+            # Set the clock ahead for a moment and let all readers look; then set it back and let
+            # them look again.
             for step_ms in (_HOUR_MS, -2 * _HOUR_MS):
                 self.world.clock.step(step_ms)
                 for history in self.histories.values():
@@ -340,14 +342,16 @@ class Misfortunes(Simulation):
             self.struck += 1
 
     async def _fail_a_sync(self) -> None:
-        """Bytes written before it may be on the platter or not."""
+        """Make a sync fail; bytes written before it may or may not be on the platter."""
         await asyncio.sleep(self.dice.choice((0.0, 0.05, 0.15, 0.3)))
         self.world.disk.fail("sync", "eio", path="*.wal", nth=self.dice.randint(1, 2))
         self.struck += 1
         await asyncio.sleep(self.dice.choice((0.2, 0.5)))
 
     async def _fail_moves(self) -> None:
-        """Somewhere between the copy and the removal of the original, in either folder."""
+        """Make a move fail somewhere between the copy and the removal of the original, in either
+        folder.
+        """
         dice = self.more_dice
         folders = [f"{self.world.changes[name]}/*" for name in ("cold_dir", "data_dir")]
         folders[1] = folders[1].replace("*", "segments/*")
@@ -371,7 +375,7 @@ class Misfortunes(Simulation):
         data, cold = str(changes["data_dir"]), str(changes["cold_dir"])
         what = dice.choice(("same", "unlocked", "cold", "inside", "around"))
         if what == "unlocked":
-            # Somebody removes files; older servers know only these.
+            # Remove the locks as a user might; older servers lock only these files.
             for folder in (data, cold):
                 if f"{folder}/LOCK" in world.disk._files:
                     world.disk.lose(f"{folder}/LOCK")

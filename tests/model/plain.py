@@ -211,7 +211,7 @@ class Plain:
                     self.hidden_below = max(self.hidden_below, seq + 1)
 
     def tell(self, now_ms: int) -> None:
-        """A reader looks now: records past their TTL stay expired."""
+        """Note that a reader looks now: records past their TTL stay expired."""
         for seq in self.records:
             if self.is_hidden(seq, now_ms):
                 self.told_below = max(self.told_below, seq + 1)

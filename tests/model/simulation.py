@@ -92,7 +92,7 @@ class Simulation:
         self.acknowledged = 0
 
     def run(self) -> None:
-        """All boots and a last look. Raises `AssertionError` with the seed."""
+        """Run all boots and check once more at the end. Raises `AssertionError` with the seed."""
         with self.world.life(self.seed):
             for _ in range(self.boots):
                 self._boot()
@@ -146,7 +146,7 @@ class Simulation:
         self.world.crash("kill" if end == "kill" else "power")
 
     def _has_started(self, *, may_crash: bool) -> bool:
-        """One try to start, which may be killed too; then check everything."""
+        """Try one start, which may be killed too; then check everything."""
         world, rng = self.world, self.rng
         if may_crash and rng.random() < 0.15:
             world.disk.crash_at(rng.randint(1, 40))
@@ -258,7 +258,7 @@ class Simulation:
             elif dice < 0.6 and self.faults:
                 op, error = rng.choice(self.fault_kinds)
                 if op == "sync" and rng.random() < 0.7:
-                    continue  # it ends the boot for a shard, so only rarely
+                    continue  # a failed sync ends the boot for a shard, so it happens only rarely
                 times = rng.choice((1, 1, 2, None))
                 world.disk.fail(op, error, nth=rng.randint(1, 4), times=times)
             elif dice < 0.8:
@@ -279,7 +279,9 @@ class Simulation:
         return Append(records, key, in_header, producer=self._producer(history))
 
     def _producer(self, history: TopicHistory) -> ProducerStamp | None:
-        """Sometimes a request of one of two producers: mostly the next, else a near one."""
+        """Sometimes return a request of one of two producers: mostly its next seq, else a seq close
+        to it.
+        """
         rng = self.rng
         if rng.random() < 0.6:
             return None
@@ -336,7 +338,7 @@ class Simulation:
         # Tasks start in this order, and every call is decided before it waits.
         await asyncio.gather(*(self._call(history, entry) for entry in entries))
         if any(entry.answer is None for entry in entries):
-            # Calls that the disk refused took room while they were in flight.
+            # Calls that the disk refused counted for the caps while they were in flight.
             for entry in [entry for entry in entries if _is_judged(entry)]:
                 history.entries.remove(entry)
                 entries.remove(entry)

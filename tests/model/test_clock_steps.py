@@ -168,7 +168,7 @@ class _Queue:
 def test_a_lease_lasts_as_long_as_it_was_given_for(
     benches: Callable[..., Bench], step_ms: int, durable: bool
 ) -> None:
-    """Guard: queue/step_clock.py tells the books; queue/leases/lease_book.py, `shift`."""
+    """Guard: queue/step_clock.py notifies the books; queue/leases/lease_book.py, `shift`."""
     queue = _Queue(benches(), durable=durable)
     queue.append()
     assert queue.claim() == [1]
@@ -239,7 +239,8 @@ def test_a_lease_that_is_granted_while_the_clock_is_set_lasts_as_long(
 
 def test_a_thread_that_is_held_up_between_two_clocks_is_no_step() -> None:
     """Guard: queue/step_clock.py, `_agreed` reads until two readings agree."""
-    # Made at 1_000; the reading at 1_020 is held up between the clocks, the two after it are not.
+    # The clock is made at 1_000; the reading at 1_020 is delayed between the two clocks, the two
+    # later readings are not.
     steps, readings, clock = _step_clock([0, 0, 0, 500, 0, 0])
     assert clock.now_ms() == 1_020
     clock.now_ms()
@@ -247,14 +248,16 @@ def test_a_thread_that_is_held_up_between_two_clocks_is_no_step() -> None:
 
 
 def test_a_thread_that_is_held_up_while_the_clock_is_made_is_no_step() -> None:
-    """The first reading is agreed on like each later one, so no later one seems a step."""
+    """The first reading is checked like each later one, so that no later reading looks like a step
+    of the clock.
+    """
     steps, readings, clock = _step_clock([500, 0, 0, 0])
     assert clock.now_ms() == 1_030
     assert (steps, readings) == ([], [])
 
 
 def test_a_step_before_the_tables_exist_shifts_nothing() -> None:
-    """A start may meet a step of the wall clock before `on_step` is set."""
+    """The wall clock may be set during a start, before `on_step` is set."""
 
     class Clocks:
         wall = 1_000

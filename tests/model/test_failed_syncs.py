@@ -1,4 +1,6 @@
-"""A sync that failed, then a restart in the same boot: no seq is assigned twice, nothing stops."""
+"""After a failed sync and a restart in the same boot no seq is assigned twice, and the server keeps
+working.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def _refused_notes(seed: int) -> Bench:
 
 
 def test_a_failed_sync_is_noted_as_soon_as_the_disk_takes_it() -> None:
-    """Guard: `WalWriter._tell_failure`. Else a start after a kill is refused, in some seeds."""
+    """Guard: `WalWriter._tell_failure`. Without it some seeds refuse a start after a kill."""
     for seed in range(20):
         bench = _refused_notes(seed)
         bench.world.disk.heal()

@@ -95,7 +95,7 @@ def test_a_start_with_another_shard_count_can_be_killed_anywhere() -> None:
 
 @pytest.mark.parametrize("fault", ["eio", "emfile"])
 def test_an_append_that_cannot_see_what_its_cap_evicts_stores_nothing(fault: Fault) -> None:
-    """The index of their segment has the sizes of the oldest records."""
+    """The sizes of the oldest records are only in their segment's index."""
     bench = Bench()
     try:
         bench.put()

@@ -1,7 +1,7 @@
 """Batches with a key for each record, over kills, power cuts and clean restarts.
 
-A dictionary says which seq each key has. Nothing that was acknowledged may be appended again, and
-no record may be missing, whatever mixture of batches and single appends used the keys.
+A dictionary holds the seq of each key. Nothing that was acknowledged may be appended again, and no
+record may be missing, whatever mixture of batches and single appends used the keys.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class _Keys:
         )
 
     def judge(self, base: str, payloads: list[str], done: Appended) -> None:
-        """Known keys keep their seqs; the others have the next ones, in order."""
+        """Check that known keys keep their seqs, and that the other records get the next seqs in
+        order.
+        """
         assert done.seqs is not None
         names = [f"{base}:{index}" for index in range(len(payloads))]
         known = [self.seqs.get(name) for name in names]
@@ -69,7 +71,7 @@ class _Keys:
         assert new == list(range(new[0], new[0] + len(new))) if new else True
 
     def look(self) -> None:
-        """A reader sees each record once."""
+        """Check that a reader sees each record once."""
         records = self.bench.look().records
         assert {seq: json.loads(rec.data) for seq, rec in records.items()} == self.payloads
 
@@ -118,7 +120,7 @@ def test_each_record_counts_once_over_restarts(durability: Durability, crash: Mo
 
 
 def test_a_batch_that_fails_leaves_its_keys_free() -> None:
-    """The records of a group that the disk refused are not known by their keys."""
+    """If the disk refused a group, the server forgets the keys of its records."""
     keys = _Keys(1, Durability.FSYNC)
     world = keys.bench.world
     with world.life(1):

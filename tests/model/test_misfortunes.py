@@ -100,7 +100,7 @@ def _no_floor_of_epochs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _older_creations_win(patch: pytest.MonkeyPatch) -> None:
-    """Two guards stop these, and each is enough for what the simulation makes."""
+    """Two guards prevent these faults; either one is enough for the simulation's runs."""
     patch.setattr(registry.Registry, "_is_superseded", lambda registry, creation: False)
     patch.setattr(recovery.Recovery, "_is_stale", lambda recovery, lsn, entry: False)
 
@@ -122,7 +122,7 @@ def _any_flags(patch: pytest.MonkeyPatch) -> None:
 
 
 def _half_a_copy_counts(patch: pytest.MonkeyPatch) -> None:
-    """A copy counts as soon as its index has its name."""
+    """A faulty server: a copy counts as soon as its index has its final name."""
     scan = topic_scan._segment
 
     def hasty(fs: Any, tiers: Any, report: Any, entry: Any, present: Any, anchor: Any) -> Any:
@@ -183,7 +183,7 @@ def _is_noticed(lives: Iterable[Simulation]) -> bool:
     ],
 )
 def test_lives_in_which_something_was_found(seed: int) -> None:
-    """Caps not enforced yet, unread indexes, flags set by a start, snapshots gone, cut syncs, torn
-    bytes that a start could not keep aside.
+    """Seeds that once showed defects: caps not enforced yet, unread indexes, flags set by a start,
+    lost snapshots, cut syncs, and torn bytes that a start could not keep aside.
     """
     Misfortunes(seed).run()

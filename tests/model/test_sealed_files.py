@@ -177,8 +177,8 @@ def test_files_of_a_topic_that_was_dropped_since_need_not_be_there(bench: Bench)
 
 
 def test_an_older_manifest_that_no_snapshot_is_ahead_of_costs_nothing(bench: Bench) -> None:
-    """The journal has the records that it does not list; an unknown file stays until its id is
-    passed.
+    """The journal has the records that the older manifest does not list; an unknown file stays
+    until a manifest passes its id.
     """
     older = save(bench, MANIFEST)
     bench.append(COUNT - 1, tag="b")
@@ -189,7 +189,7 @@ def test_an_older_manifest_that_no_snapshot_is_ahead_of_costs_nothing(bench: Ben
     bench.world.start()
     assert bench.seqs() == list(range(1, 24))
     assert f"{FOLDER}/0000000003.data" in bench.world.disk._files
-    # Nothing was sealed meanwhile, so the newer one still fits.
+    # Nothing was sealed meanwhile, so the newer manifest still matches.
     assert bench.delete(tag="b") == 7
     bench.checkpoint()
     bench.world.crash("kill")
@@ -503,7 +503,9 @@ def tiered(nth: int) -> Bench:
 
 
 def test_an_interrupted_move_with_any_file_lost_is_reported_or_served() -> None:
-    """Every file of both tiers, removed or with a changed flag of a live record, at each step."""
+    """At each step of the move the test removes each file of both tiers, or changes a flag of a
+    live record in it.
+    """
     wanted = list(range(3, 17))
     outcomes: dict[str, int] = {}
     for nth in range(1, 19):

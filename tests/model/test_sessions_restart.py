@@ -69,7 +69,7 @@ def test_a_streams_position_of_the_last_checkpoint_survives_everything(
     again = found(world, session.wid)
     assert again is not None
     assert again.cursors["t"].seq == (9 if how == "clean" else 7)
-    # Twice: the recovered state is published before it is used.
+    # The server restarts twice: it must publish the recovered state before it uses it.
     restart(world, "power")
     again = found(world, session.wid)
     assert again is not None

@@ -160,5 +160,5 @@ TestTopic.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_a_long_life_of_many_boots(seed: int) -> None:
-    """Longer than the runs of the crash tests: more calls, more boots, more clean-ups."""
+    """The life is longer than those of the crash tests: it has more calls, boots and clean-ups."""
     Simulation(seed, boots=8, calls=40).run()

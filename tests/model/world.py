@@ -224,7 +224,7 @@ class World:
         try:
             return str(json.loads(self.disk.content("data/FORMAT"))["boot_id"])
         except (ValueError, KeyError):
-            return ""  # torn, where syncs do nothing, or damaged: the start refuses it
+            return ""  # torn (where syncs do nothing) or damaged: the start refuses it
 
     def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], BlockingWorker]:
         return lambda name: InlineWorker(loop, lambda: self.rng.choice((0, 0, 1, 2)))
@@ -238,7 +238,7 @@ class World:
         self._end()
 
     def crash(self, mode: Mode) -> None:
-        """The process (or the machine) dies now; the disk is ready for the next one."""
+        """The process (or the machine) dies now; afterwards the disk is ready for the next node."""
         self.disk.crash(mode)
         self._end()
         self.disk = self.disk.reopen()

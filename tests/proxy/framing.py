@@ -19,15 +19,15 @@ from tests.ports import lasting_port
 from tests.proxy.nginx import Proxy, filled
 
 WITHIN_S: Final = 30.0
-# Longer than nginx lingers after a refusal.
+# Seconds to wait: longer than nginx lingers after a refusal.
 LINGERS_S: Final = 8.0
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _numbers: Final = itertools.count(1)
 
 
 class Judged(NamedTuple):
-    """`statuses`: those of the answers without the honest request's; `answered`: whether that got
-    one.
+    """`statuses`: those of all answers but the honest request's; `answered`: whether the honest
+    request got its answer.
     """
 
     statuses: list[int]

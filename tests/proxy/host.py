@@ -27,7 +27,8 @@ SHIPPED: Final = ROOT / "docker" / "nginx" / "topics.conf"
 OURS: Final = ("/etc/nginx", "/var/log/nginx", "/var/lib/nginx", "/run")
 DEFAULT_SITE: Final = Path("/etc/nginx/sites-enabled/default")
 LOGS: Final = Path("/var/log/nginx")
-# As the package's unit starts it, but in the foreground: its output stays the socket.
+# Starts nginx as the package's unit does, but in the foreground, so that its output stays the
+# socket.
 COMMAND: Final = ("nginx", "-g", "daemon off;")
 
 
@@ -110,7 +111,8 @@ def main() -> None:
     try:
         shutil.copy(SHIPPED, "/etc/nginx/conf.d/topics.conf")
         if not DEFAULT_SITE.exists():
-            # Another distribution, or removed: write Debian's file, shortened.
+            # If the file is missing (another distribution, or removed), write a shortened form of
+            # Debian's file.
             DEFAULT_SITE.parent.mkdir(exist_ok=True)
             site = "server { listen 80 default_server; root /var/www/html; server_name _; }\n"
             DEFAULT_SITE.write_text(site)

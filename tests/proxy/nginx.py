@@ -115,7 +115,7 @@ class Proxy:
         made = [ROOT / "docker" / "make-certificate.sh", self.directory / "tls"]
         subprocess.run(made, check=True, capture_output=True, timeout=WITHIN_S)
         configuration = self.write_configuration(upstream_port)
-        # Started by root, it would run as a user that may not enter our folder.
+        # If root starts nginx, it runs as a user that may not enter our folder.
         user = "user root; " if os.geteuid() == 0 else ""
         command = [path, "-p", str(self.directory), "-c", str(configuration)]
         with (self.directory / "output.log").open("wb") as output:

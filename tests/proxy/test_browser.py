@@ -54,7 +54,7 @@ def test_an_event_source_gets_its_frames_over_tls_and_goes_on_after_a_restart(
         version = page.evaluate('performance.getEntriesByType("navigation")[0].nextHopProtocol')
         assert version == "h2"
 
-        # A longer absence than the browser's first tries: nginx answers these.
+        # The server is away for longer than the browser's first tries, which nginx answers.
         behind.stop()
         page.wait("window.source.readyState === EventSource.CONNECTING", "the stream has ended")
         time.sleep(1.5)

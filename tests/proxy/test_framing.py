@@ -45,7 +45,7 @@ def test_bytes_are_read_as_the_same_requests_by_both_servers(
     judged: Judged = judge(raw, case)
     # The answers are complete, each belongs to its request, and the honest request has its own.
     assert judged.is_clear, judged
-    # As many requests as answers were forwarded or refused, not one more.
+    # nginx forwarded or refused exactly as many requests as there are answers.
     assert judged.passed_on + judged.refused >= len(judged.statuses), judged
     is_served = server.api.state(SMUGGLED).status_code == 200
     assert is_served == (case.name in TWO_REQUESTS), f"a hidden request was served: {judged}"

@@ -140,7 +140,7 @@ def test_a_page_uses_tickets_and_subprotocols_through_tls_and_neither_is_logged(
             let_call(page)
             page.evaluate(FOLLOW % json.dumps(stream))
             page.wait("seen.length === 1", "the record, by a ticket")
-            # Once, and no more.
+            # The ticket works once only.
             refused(client.get(stream), 401, "unauthorized")
             url = f"wss://localhost:{proxy.port}/v0/ws"
             page.evaluate(SPEAK % (json.dumps(url), json.dumps(f"topics.bearer.{hidden}")))

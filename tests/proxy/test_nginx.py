@@ -188,7 +188,7 @@ def next_frame(process: subprocess.Popen[str]) -> dict[str, object]:
 def test_a_frame_passes_as_soon_as_its_record_is_appended(
     curl: str, proxy: Proxy, behind: Server, client: httpx.Client, version: str
 ) -> None:
-    """With buffering anywhere, the frame would wait for others, and none come."""
+    """If nginx buffered, the frame would wait for further frames, and none come."""
     topic = f"live{version.strip('-').replace('.', '-')}"
     good(client.put(f"/v0/topics/{topic}", json={}))
     url = proxy.url + new_session(client, topic)
@@ -234,7 +234,7 @@ def test_jobs_are_pushed_through_the_proxy(
 
 
 def test_events_of_a_stream_pass_as_they_come(proxy: Proxy, client: httpx.Client) -> None:
-    """The server asks for it by `X-Accel-Buffering`, wherever streams are mounted."""
+    """The server's `X-Accel-Buffering` header turns buffering off, wherever streams are mounted."""
     path = "/v1/stream/through/a%20proxy"
     made = client.put(path, headers={"content-type": "text/plain"}, content="one")
     assert made.headers["location"].startswith("https://")
@@ -290,7 +290,7 @@ def test_while_the_server_is_down_requests_get_503_and_browsers_reconnect(
 def test_tail_goes_on_over_restarts_with_none_missing_and_none_twice(
     proxy: Proxy, behind: Server, tmp_path: Path
 ) -> None:
-    """The command line as a client: TLS by the certificate's name; it resumes by itself."""
+    """The client is the command line: it checks the certificate's name and resumes by itself."""
     behind.api.put("tailed")
     environment = behind.environment() | {
         "SSL_CERT_FILE": str(proxy.certificate),
@@ -434,7 +434,9 @@ def logged(proxy: Proxy) -> list[dict[str, object]]:
 
 
 def test_no_token_is_ever_logged(proxy: Proxy, behind: Server, client: httpx.Client) -> None:
-    """In a query, a header, a subprotocol or a Referer; also when nginx itself fails."""
+    """The token is in a query, a header, a subprotocol or a Referer; the rule also holds when nginx
+    itself fails.
+    """
     secret = "hush-0123456789abcdef"
     headers = {
         "Authorization": f"Bearer {secret}",

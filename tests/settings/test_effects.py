@@ -65,10 +65,10 @@ def test_a_segment_is_sealed_by_count_or_age(own: NewServer, topic: str) -> None
     by_count = own(**never, TOPICS_SEGMENT_MAX_EVENTS="10")
     by_age = own(TOPICS_SEGMENT_MAX_AGE_MS="50")
     for server in (idle, by_count, by_age):
-        # Enough that age alone seals them, too.
+        # There are enough records that their age alone seals them, too.
         server.start().add(topic, *["x" * 1000] * (25 if server is by_count else 5000))
     for server in (by_count, by_age):
-        # A write makes the server look for due work.
+        # A write makes the server check for due work.
         def is_sealed(server: Server = server) -> bool:
             server.api.add(topic, 1)
             return bool(names_in(server, "segments", "*.data"))

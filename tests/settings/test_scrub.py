@@ -1,4 +1,4 @@
-"""The scrub of a real server: it finds damage that no reader has met."""
+"""The scrub of a real server: it finds damage that no reader has found."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def test_the_scrub_finds_damage_that_nobody_reads(own: NewServer, topic: str) ->
     page = api.diff(topic, from_seq=COUNT - 1).json()
     assert page["tombstone"]["reason"] == "damaged"
     assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (COUNT, COUNT)
-    # It stops while it scrubs.
+    # The server stops in the middle of a scrub.
     server.stop()

@@ -1,4 +1,4 @@
-"""The code blocks of the documentation that need Spark or Arrow run as they stand.
+"""The code blocks of the documentation that need Spark or Arrow run unchanged.
 
 `tests/cli/docs` runs all other blocks. Only paths of the pages are replaced by paths of the test.
 """

@@ -194,7 +194,7 @@ def test_the_columns_of_a_file_are_those_of_the_spark_source(
     table = pq.read_table(tmp_path / "file.parquet")
     spark_types = {"int64": "bigint", "string": "string", "timestamp[us, tz=UTC]": "timestamp"}
     columns = [f"{field.name} {spark_types[str(field.type)]}" for field in table.schema]
-    # The source calls its columns so; read_output takes the types of the JSON.
+    # The source uses these names for its columns; read_output uses the types of the JSON.
     assert ", ".join(columns) == TopicsDataSource({"path": str(tmp_path)}).schema()
     assert "epoch bigint" in columns
     assert table["epoch"].to_pylist() == [epoch]

@@ -36,8 +36,8 @@ def seqs(folder: Path, topic: str = "a") -> list[int]:
 
 
 def test_a_raised_ttl_loses_nothing(server: Server, tmp_path: Path) -> None:
-    """The manifest is older than the change; rows that it hides are held back and come with the
-    next run.
+    """The manifest is older than the change: the export holds back rows that it hides and exports
+    them in the next run.
     """
     api = server.start()
     good(api.put("a", {"ttl_ms": 3_600_000}))
@@ -101,7 +101,7 @@ def test_held_back_rows_that_are_gone_are_reported(server: Server, tmp_path: Pat
     good(api.put("a", {"ttl_ms": 3_600_000}))
     api.add("a", *range(3))
     out, url = tmp_path / "out", ["--url", api.url]
-    # As a run over segments would have left it: 1..3 held back, 4 and 5 next.
+    # The state that a run over segments leaves: seqs 1 to 3 held back, 4 and 5 next.
     out.mkdir()
     state = {"epoch": 1, "generation": 0, "next_seq": 6, "files": [], "lost": []}
     content = {"version": 2, "format": "parquet", "topics": {"a": {**state, "held": [[1, 5]]}}}
@@ -118,8 +118,8 @@ def test_held_back_rows_that_are_gone_are_reported(server: Server, tmp_path: Pat
 
 @pytest.mark.parametrize("way", ["diff", "both"])
 def test_a_topic_made_again_is_exported_whole(way: str, server: Server, tmp_path: Path) -> None:
-    """Longer than the previous one, and not sealed: only the epoch distinguishes it from the old
-    one.
+    """The new topic is longer than the old one and not sealed, so only the epoch distinguishes
+    them.
     """
     api = server.start()
     api.add("a", "old-1", "old-2")
@@ -217,7 +217,7 @@ def test_damage_of_another_topic_and_of_what_is_exported_is_no_matter(
     (of_a,) = folders
     for file in server.data_dir.rglob("*.data"):
         if file.parent != of_a or file.name != "0000000003.data":
-            file.unlink()  # all of the other topic, the already exported ones of this one
+            file.unlink()  # the other topic's records, and those already exported
     assert export(out, "a", *data)["records"] == 4
     assert seqs(out) == list(range(1, 11))
 
@@ -305,7 +305,7 @@ def test_what_a_person_put_beside_the_files_stays(server: Server, tmp_path: Path
 def test_another_store_is_not_exported_into_the_same_folder(
     server: Server, tmp_path: Path, capfd: Any
 ) -> None:
-    """Its topics have the same names, epochs and seqs, but other records."""
+    """The other store's topics have the same names, epochs and seqs, but other records."""
     out = tmp_path / "out"
     other = Server(tmp_path / "other", {"TOPICS_WAL_SHARDS": "1"})
     for each in (server, other):

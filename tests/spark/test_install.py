@@ -117,7 +117,9 @@ def test_the_extras_hold_what_the_messages_name() -> None:
 
 
 def test_an_export_that_fails_leaves_no_folder(server: Server, tmp_path: Path) -> None:
-    """No server; a topic with unreadable records; a folder that existed before stays."""
+    """The export fails without a server, and for a topic with unreadable records; a folder that
+    existed before stays.
+    """
     out = tmp_path / "out"
     assert export.main(["--to", str(out), "--url", "http://127.0.0.1:9"]) == 1
     assert not out.exists()

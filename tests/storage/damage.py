@@ -73,7 +73,7 @@ OUTCOMES: Final[tuple[Outcome, ...]] = ("exact", "skipped", "told", "refused")
 ENDS: Final[tuple[End, ...]] = ("killed", "power", "clean")
 CUTS: Final = 20
 FLIPS: Final = 200
-# Of one file, each taken back alone.
+# Flags of one file, each of which is reset alone.
 FLAGS: Final = 20
 _UNREADABLE: Final[tuple[Kind, ...]] = ("eacces", "eio", "stat_eacces")
 _SETTINGS: Final[dict[str, Any]] = {
@@ -170,7 +170,8 @@ class Tally:
 
     ended: dict[tuple[Kind, Outcome], int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    # Flags that were taken back and that nothing can prove to have been set: not judged.
+    # Flags that were taken back, but nothing can prove that they had been set; these cases are not
+    # judged.
     unproven: int = 0
 
     def note(self, case: Case, outcome: Outcome | Finding) -> None:
@@ -430,10 +431,10 @@ def _flags_at(data: bytes) -> int:
 def is_behind_every_anchor(store: StoreCopy, case: Case) -> bool:
     """Whether nothing proves that the damaged bytes of a file were ever synced.
 
-    After a power cut the end mark may be older than the last syncs (docs/decisions/0080), and a
-    kill in the middle of a sync leaves nobody to tell whether it failed (0083): what lies behind
-    the mark looks like an unfinished write, whoever was told of it. Computed from the mark alone.
-    What a failed sync took from the journal, the newest snapshot may hold alone (0100).
+    After a power cut the end mark may be older than the last syncs (docs/decisions/0080), and after
+    a kill in the middle of a sync nothing shows whether it failed (0083): bytes after the mark look
+    like an unfinished write, even if they were acknowledged. Computed from the mark alone. What a
+    failed sync took from the journal, the newest snapshot may hold alone (0100).
     """
     if "/snapshots/" in case.path:
         return _holds_alone(store, case.path)
@@ -500,7 +501,7 @@ def _are_flags_anchored(store: StoreCopy, case: Case) -> bool:
 
 
 def _siblings(store: StoreCopy, path: str) -> list[str]:
-    """Two other files of the same kind, whose content may be put here by mistake."""
+    """Two other files of the same kind, whose content somebody may copy here by mistake."""
     kind = re.sub(r"\d+", "#", path)
     return [
         other
@@ -603,7 +604,7 @@ def _judge(store: StoreCopy, case: Case) -> Outcome:
         if outcome != "refused" and store.end == "clean":
             # A stop that writes all its state must not make the reported loss permanent.
             world.stop()
-    # Otherwise its life has ended with a kill.
+    # Without this stop the node's life ends with a kill.
     disk = world.disk.reopen()
     _check_nothing_lost(store, case, outcome, disk)
     if outcome != "exact":
@@ -700,7 +701,7 @@ def _compare_topic(name: str, known: Truth, now: Seen, told_head: int | None) ->
 
 
 def _silent(gaps: Sequence[Gap], seen: Seen, head: int) -> Gap | None:
-    """One of the gaps that is not told, up to this head, to who has seen this."""
+    """A gap up to this head that no tombstone reports to a reader with this view."""
     for gap in gaps:
         last = min(gap.gap_to, head)
         if gap.gap_from <= last and not covers(seen.gaps, gap.gap_from, last):
@@ -709,7 +710,7 @@ def _silent(gaps: Sequence[Gap], seen: Seen, head: int) -> Gap | None:
 
 
 def _lowest_head(truth: Seen, told_head: int | None) -> int:
-    """The lowest head that uses no seq again; no client saw what lies above it."""
+    """The lowest head with which no seq is used again; no client saw a record above it."""
     return truth.head if told_head is None else min(told_head, truth.head)
 
 

@@ -62,11 +62,11 @@ class _Rule:
     path: str
     skip: int
     times: int | None
-    inode: _Inode | None = None  # the file that it is bound to, whatever comes in its place
+    inode: _Inode | None = None  # the inode of the open file, even if another file takes its name
 
 
 class _Inode:
-    """A file's bytes: the content of the cache, of the platter, and the writes between."""
+    """A file's bytes: the content of the cache, of the platter, and the unsynced writes."""
 
     __slots__ = ("data", "durable", "pending")
 
@@ -429,13 +429,13 @@ class FakeDisk:
             inode.durable[offset] ^= flip
 
     def lose(self, path: str) -> None:
-        """Somebody removes a file: its name is gone from the platter too."""
+        """Remove a file as somebody else would: its name is gone from the platter too."""
         self._apply_dir_ops(self._pending.pop(_parent(path), []))
         del self._files[path]
         self._durable.pop(path, None)
 
     def put(self, path: str, content: bytes) -> None:
-        """Somebody puts a file here, synced: a new one with the name of the old one."""
+        """Put a synced file here as somebody else would: a new inode with the old name."""
         self._apply_dir_ops(self._pending.pop(_parent(path), []))
         inode = _Inode()
         inode.data, inode.durable = bytearray(content), bytearray(content)
@@ -453,7 +453,7 @@ class FakeDisk:
 
     @classmethod
     def of(cls, image: DiskImage, seed: int = 0) -> FakeDisk:
-        """A disk that holds a copy of this, synced."""
+        """A disk that holds a synced copy of this image."""
         disk = cls(seed)
         disk.boot_id = image.boot_id
         disk._boots = int(image.boot_id.rpartition("-")[2])
@@ -608,7 +608,7 @@ class FakeDisk:
             if errno.errorcode[errno.EMFILE] not in str(error):
                 raise SyncFailed(str(error)) from error
             if path not in self._held:
-                raise  # it could not be opened, so nothing was tried
+                raise  # the directory could not be opened, so no sync was tried
         except StorageError as error:
             raise SyncFailed(str(error)) from error
         for ops in [ops for parent, ops in self._pending.items() if parent != path]:

@@ -1,4 +1,4 @@
-"""The ballast: reserved room when a full disk needs it."""
+"""The ballast: reserved room that the server releases on a full disk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_grows_with_what_it_is_for(disk: FakeDisk) -> None:
     assert ballast.missing_bytes == 4000
     assert ballast.restore(1 << 20, 0)
     assert disk.file_size(PATH) == 9000
-    # A larger ballast than needed stays: it goes with the next release.
+    # A ballast that is larger than needed stays until the next release.
     ballast.want(100)
     assert (ballast.missing_bytes, ballast.restore(0, 1 << 20), ballast.held_bytes) == (
         0,

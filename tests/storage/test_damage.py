@@ -106,7 +106,7 @@ def test_topics_that_are_gone_back_or_others_are_found(store: StoreCopy) -> None
 
 
 def test_a_start_that_is_refused_for_another_file_is_found(store: StoreCopy) -> None:
-    """The damage is not where the case says it is."""
+    """The damage is in another file than the case says."""
     files = dict(store.image.files)
     del files[next(path for path in files if path.endswith(".idx"))]
     elsewhere = dataclasses.replace(store, image=dataclasses.replace(store.image, files=files))
@@ -170,7 +170,7 @@ def _store_of(bench: Bench, mode: Mode) -> StoreCopy:
 def test_what_a_tightened_cap_has_not_evicted_yet_may_stay_beside_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the damaged records counted as gone there is nothing to evict."""
+    """If the damaged records count as lost, there is nothing to evict."""
     bench = Bench(segment_max_events=4)
     try:
         bench.put(cap_records=20)
@@ -200,7 +200,7 @@ def test_what_a_tightened_cap_has_not_evicted_yet_may_stay_beside_damage(
 def test_a_cap_that_is_enforced_sooner_or_later_is_no_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A start may be looked at before or after its background evicts what a new cap does."""
+    """A reader may look before or after the background evicts records over a new cap."""
     bench = Bench(segment_max_events=4)
     try:
         bench.put(cap_records=20)
@@ -256,7 +256,9 @@ def test_a_copy_older_than_deletes_that_a_start_completed_is_not_the_right_one()
 
 
 def test_after_a_kill_in_the_middle_of_a_sync_its_result_is_unknown() -> None:
-    """Nothing proves the bytes written before that sync; without a sync all of them are proven."""
+    """Nothing proves that the bytes written before that sync exist; without a sync all of them are
+    proven.
+    """
     bench = Bench()
     try:
         bench.put(Durability.MEMORY)
@@ -285,7 +287,9 @@ def test_after_a_kill_in_the_middle_of_a_sync_its_result_is_unknown() -> None:
 
 
 def test_what_a_failed_sync_lost_may_be_in_one_snapshot_alone() -> None:
-    """A delete that nothing else knows is undone with that snapshot, as by a power cut."""
+    """A delete that only that snapshot holds is undone if the snapshot is lost, as by a power
+    cut.
+    """
     bench = Bench(3, wal_shards=1)
     disk = bench.world.disk
     disk.evicts = True

@@ -1,4 +1,4 @@
-"""The data directory: who may use it, its format, how the last run ended."""
+"""The data directory: which process may use it, its format, and how the last run ended."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_power_cut_takes_no_parent_of_a_new_directory(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_nor_of_one_that_a_killed_start_has_made(seed: int) -> None:
     disk = FakeDisk(seed)
-    # One start makes a/b/data and dies before its first sync; the next one finds it there.
+    # One start makes a/b/data and dies before its first sync; the next start finds the directory.
     for folder in ("a", "a/b", "a/b/data"):
         disk.make_dir(folder)
     Directory.open(disk, "a/b/data", boot_id="b").note_wal_set(1, 2, 1)
@@ -239,7 +239,7 @@ def test_after_a_failed_sync_the_boot_is_another_one(disk: FakeDisk) -> None:
     directory.note_wal_set(1, 2, 1)
     directory.note_boot()
     directory.forget_boot()
-    # Neither a later publication nor a stop takes it back.
+    # Neither a later publication nor a stop undoes that.
     directory.note_boot()
     directory.note_clean_stop(7)
     directory.close()

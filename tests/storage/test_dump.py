@@ -151,7 +151,7 @@ def test_a_torn_tail_is_information() -> None:
     assert report.problems == []
     assert len(report.infos) == 1
     assert "unfinished write" in report.infos[0]
-    # A start keeps these bytes aside; `verify` finds what would refuse it.
+    # A start moves these bytes aside; `verify` reports only what would make a start fail.
     kept = f"data/wal/torn/{last}.{report.infos[0].partition(' at ')[2].split()[0]}"
     disk.put(kept, b"half of them")
     assert verify(disk, "data", "cold").problems == []
@@ -388,7 +388,7 @@ def test_a_byte_flipped_in_a_frame_of_a_session_is_found(offset: int) -> None:
 
 
 def test_an_end_mark_that_binds_nobody_yet_and_cannot_be_read_is_a_problem() -> None:
-    """A killed first start left it; the next one continues in its slots, or is refused."""
+    """A killed first start left the mark; the next start continues in its slots, or is refused."""
     disk = FakeDisk()
     Directory.open(disk, "data", boot_id="boot").close()
     life = Life(disk, shards=1)

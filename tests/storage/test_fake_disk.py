@@ -1,4 +1,4 @@
-"""The fake disk keeps what was synced, may lose what was not, and fails when told."""
+"""The fake disk keeps synced bytes, may lose unsynced bytes, and fails on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The real file system: all bytes or an error of our own, and a journal on it with real threads."""
+"""The real file system: a call transfers all bytes or raises an error of our own; and a journal
+with real threads.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_the_books_restore_the_golden_part() -> None:
         2: "",
         4: 'no "such" file',
     }
-    # And captured again.
+    # The leases are captured again.
     (part,) = lease_table.capture()
     captured = {image.queue_id: image.errors for image in decode_leases(part).queues}
     assert captured == {QUEUE: [(1, "timeout"), (4, 'no "such" file')], 8: []}

@@ -114,7 +114,7 @@ def test_a_hole_whose_file_is_back_is_told_as_readable_again(bench: Bench) -> No
 
 
 def test_flags_of_an_older_copy_are_all_of_a_segment(bench: Bench) -> None:
-    """The copy has lost deletes: no row of it is served, and repair says so."""
+    """The copy has lost deletes, so the server serves none of its rows, and repair reports that."""
     older = bench.world.disk.content(DATA)
     bench.delete(before_seq=4)
     bench.tend()

@@ -1,5 +1,5 @@
-"""Watch sessions on a disk that dies: journaled facts survive a kill, captured ones a power cut,
-and a position never comes back behind either.
+"""Watch sessions on a disk that dies: journaled facts survive a kill, captured facts survive a
+power cut, and a recovered position is never behind them.
 
 One `Run` is one process: recovery, journal, commits, checkpoints as `node.py` wires them, over the
 fake disk. `Promised` outlives them.
@@ -66,7 +66,7 @@ class Promised:
             assert found[wid].cursors["t"].seq >= seq, f"{wid} went back after {mode}"
         for wid, session in found.items():
             assert session.options == OPTIONS
-            # One whose opening was cut off may have either.
+            # A session whose opening was cut off may have either filter.
             may_have = (self.filters[wid],) if wid in self.filters else FILTERS
             assert session.filter in may_have, f"{wid} has another filter after {mode}"
             assert session.is_restored
@@ -192,7 +192,7 @@ class Run:
         self.sessions.end(session)
         ticket = self.commits.newest(SESSIONS_ID)
         if session.is_streaming or ticket is None:
-            return  # another stream has it: that one notes its end
+            return  # another stream has the session; that stream notes its end
         ticket.waiters.append(lambda: self._ended(session, seq, ticket.error is None))
 
     def _ended(self, session: WatchSession, seq: int, is_written: bool) -> None:
@@ -286,7 +286,7 @@ def test_no_promise_is_broken(chunk: int) -> None:
 
 
 def test_sessions_that_expired_before_a_kill_are_gone_soon_after_it() -> None:
-    """Nobody waits for their closing: it may be lost, but not their age."""
+    """No caller waits for their closing, so the closing may be lost, but not their age."""
     disk = new_disk(1)
     disk.make_dir("data")
     disk.make_dir("data/snapshots")

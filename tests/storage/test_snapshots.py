@@ -79,7 +79,7 @@ def test_a_corrupt_snapshot_is_removed_and_does_not_count() -> None:
     disk.corrupt(files(disk)[-1], 70)
     again = PublishedSnapshots(disk, "data")
     assert again.newest() == image(10)
-    # A start that ends before it has written its own leaves it for the next start.
+    # If a start ends before it has written its own snapshot, this one stays for the next start.
     assert again.found_damaged
     assert len(files(disk)) == 2
     assert again.write(image(30)).lsn == 10
@@ -111,7 +111,9 @@ def test_a_newer_format_is_neither_read_nor_removed() -> None:
 
 
 def test_a_temporary_file_that_cannot_be_opened_is_replaced() -> None:
-    """One that another user left, say: a start that needs a snapshot must not be refused for it."""
+    """Another user may have left such a file; it must not make a start fail that needs to write a
+    snapshot.
+    """
     disk = disk_with_folder()
     snapshots = PublishedSnapshots(disk, "data")
     snapshots.write(image(10))

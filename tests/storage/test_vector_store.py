@@ -104,7 +104,7 @@ async def test_stored_sessions_stand_where_their_streams_left_them(
 
 @pytest.mark.anyio
 async def test_stored_traces_are_told(tmp_path: Path) -> None:
-    """The answers of the vector have traces wherever its server was sent some, and no others."""
+    """The answers of the vector have exactly the traces that were sent to its server."""
     expected = unpack(VECTORS / "store-v19", tmp_path)
     for _ in range(2):
         async with opened(tmp_path, expected) as http:
@@ -139,7 +139,7 @@ async def test_stored_producers_are_where_they_were(stored: Expected, tmp_path: 
 
 @pytest.mark.anyio
 async def test_stored_views_are_defined_and_built_anew(stored: Expected, tmp_path: Path) -> None:
-    """A vector has no files of views: each is made again from its topic."""
+    """A vector has no files of views: each view is built again from its topic."""
     for _ in range(2):
         async with opened(tmp_path, stored) as http:
             for path, definition in stored.views.items():
@@ -198,7 +198,8 @@ async def test_stored_routers_stand_where_they_stood_and_go_on(
             listed = (await http.get("/v0/routers")).json()["routers"]
             assert [row["router"] for row in listed] == sorted(stored.routers)
             for name, expected in stored.routers.items():
-                # A cursor that moved without a copy since the snapshot gets there again.
+                # A cursor that moved without a copy since the snapshot reaches the same position
+                # again.
                 for _ in range(1000):
                     found = router_of(await http.get(f"/v0/routers/{name}"))
                     if found["cursor_seq"] == expected["cursor_seq"]:

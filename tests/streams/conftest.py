@@ -11,7 +11,7 @@ from tests.streams import node, official
 
 @pytest.fixture(scope="session")
 def found_node() -> node.Node:
-    """A recent enough Node."""
+    """The path of a Node that is recent enough."""
     try:
         return node.find()
     except node.Missing as missing:

@@ -1,7 +1,7 @@
 """Node and npm packages, for tests and benchmarks that use other projects' programs.
 
-Owns the search for Node (the caller's PATH, then the wheel that `INSTALL` puts into `.node`), and
-the folders that `npm ci` fills: `.node/NAME-CHECKSUM`, made once for a `package-lock.json` and
+The module searches for Node (the caller's PATH, then the wheel that `INSTALL` puts into `.node`)
+and makes the folders that `npm ci` fills: `.node/NAME-CHECKSUM`, one for each `package-lock.json`,
 never tracked. Our scripts that import packages are copied there, because Node looks for a package
 beside the importing file. Standard library only: `benchmarks` uses it too.
 """
@@ -45,7 +45,7 @@ class Node:
 
 
 def find() -> Node:
-    """A recent enough Node. Raises `Missing`."""
+    """A Node that is recent enough. Raises `Missing` if there is none."""
     system, npm = shutil.which("node"), shutil.which("npm")
     if system is not None and npm is not None and _major(system) >= OLDEST:
         return Node(system, (npm,))

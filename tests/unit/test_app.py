@@ -20,7 +20,7 @@ from topics_server.settings import Settings
 from topics_server.values.errors import StartRefused
 
 with warnings.catch_warnings():
-    # Newer versions ask for another client than the one that the project has.
+    # Newer versions of Starlette require another HTTP client than the project's.
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
@@ -150,7 +150,7 @@ def test_below_a_path_names_stay_as_they_were_sent(tmp_path: Path, path: str, ur
         (b"/m%79%20app/v0", "/my app", 11),
         (b"/%C3%A4/v0", "/ä", 7),
         (b"/a", "/a", 2),
-        # A server that leaves the mount out of its paths, and a path that only begins alike.
+        # A server whose paths lack the mount's prefix, and a path that only begins like the prefix.
         (b"/v0/topics", "/a", 0),
         (b"/ab/v0", "/a", 0),
     ],

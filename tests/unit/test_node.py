@@ -338,7 +338,7 @@ async def test_a_draining_node_answers_waiting_calls(disk: FakeDisk) -> None:
 
 @pytest.mark.anyio
 async def test_a_call_whose_caller_was_cancelled_is_waited_for() -> None:
-    """Otherwise the final snapshot could be written beside another one."""
+    """Otherwise the final snapshot could be written while another one is still being written."""
     offload = ThreadOffload()
     may_end, has_begun = threading.Event(), threading.Event()
 

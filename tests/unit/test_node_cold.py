@@ -109,7 +109,7 @@ async def test_an_empty_data_directory_beside_a_store_of_its_own_is_refused_and_
 
 
 async def test_an_empty_cold_folder_of_a_store_that_used_one_is_refused(disk: FakeDisk) -> None:
-    # Also if no segment is cold any more, so that none can be missing.
+    # That also holds if no segment is cold any more, so that none can be missing.
     node = await started(disk, **COLD)
     await append(node, "t", 1)
     await node.close()
@@ -200,14 +200,14 @@ async def test_the_folders_of_version_1_are_taken_over_once(
     for folder in ("data", "cold"):
         disk.make_dir(folder)
     disk.open("data/FORMAT", create=True).pwrite(b'{"format": 1}', 0)
-    disk.open("cold/note", create=True)  # an older server ignored it
+    disk.open("cold/note", create=True)  # an older server ignored such a file
     with caplog.at_level("INFO"):
         node = await started(disk, **COLD)
     await node.close()
     assert "cold is now the cold folder of store" in caplog.text
     store = read_store(disk, "cold")
     assert store is not None
-    # From then on the id must be present.
+    # After that the folder must carry the id.
     disk.unlink("cold/STORE")
     with pytest.raises(StartRefused, match="STORE: is missing"):
         opened(disk, **COLD)
@@ -359,7 +359,9 @@ def id_of(disk: FakeDisk) -> str:
 
 
 async def test_a_folder_of_backups_is_no_cold_folder(disk: FakeDisk) -> None:
-    """It names the same store; a start must neither write its `STORE` nor put segments there."""
+    """The folder of backups names the same store; a start must neither write `STORE` nor put
+    segments there.
+    """
     node = await started(disk)
     store_id = node.ground.directory.store_id
     await node.close()

@@ -172,7 +172,8 @@ def test_a_stop_without_file_descriptors_ends_with_code_0_too(
 
     def exhaust(port: int) -> None:
         wait_until_ready(port)
-        # Those that are open stay so, and nothing can be opened: 0 to 2 are taken.
+        # Open descriptors stay open and no further one can be opened: the limit is 3, and 0 to 2
+        # are in use.
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
@@ -324,7 +325,7 @@ def test_a_stop_during_recovery_hangs_up_on_a_stream_that_waits(
 
     def visit(port: int) -> None:
         waiting.append(ask(port, "/v0/watch/wid_x"))
-        # It was answered after it, so the server had read it.
+        # This answer came after the stream's request, so the server had read that request.
         assert get(port, "/v0/ready").status_code == 503
 
     monkeypatch.setattr(Boot, "start", start)

@@ -75,7 +75,7 @@ def test_a_start_does_not_import_what_serving_does_not_need(
 
 
 def test_the_start_was_a_whole_one(imported: frozenset[str]) -> None:
-    """Otherwise the modules above would be missing for another reason."""
+    """Otherwise the modules above could be missing because the start failed."""
     assert {"topics_server.http.connection", "topics_server.node.boot", "uvloop"} <= imported
 
 

@@ -1,6 +1,6 @@
 """The consumers of a golden data directory, their holds, and the sessions with prefixes.
 
-Every stored form: in a snapshot, changed and made in the journal's tail.
+They have every stored form: in a snapshot, and changed or made in the journal's tail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def put(api: Api, topic: str, consumer: str, **body: Any) -> None:
 
 
 def hold(records: int) -> dict[str, int]:
-    """The hold of so many records."""
+    """A hold of this many records."""
     return {"max_records": records, "max_bytes": 1 << 20}
 
 
@@ -49,7 +49,7 @@ def last_consumers(api: Api, records: list[dict[str, Any]]) -> None:
     put(api, HOLDING, "freed", hold=None)
     put(api, HOLDING, "made", hold=hold(20))
     good(api.http.post(f"/v0/topics/{HOLDING}/consumers/slow/commit", json={"seq": 12}))
-    # Behind all changes: its floor is final.
+    # This comes after all changes, so the topic's floor is final.
     good(api.append(HOLDING, records))
 
 

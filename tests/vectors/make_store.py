@@ -166,7 +166,7 @@ def first_jobs(api: Api) -> None:
 
 
 def last_jobs(api: Api) -> None:
-    """More of the same for the journal's tail, and jobs that die."""
+    """More such jobs for the journal's tail, and jobs that die."""
     for queue in QUEUES:
         good(api.append(queue, [{"data": 22, "delay_ms": DAY_MS}, {"data": 23}]))
         # The third job is delivered for the second time, released, and dies when it is due again.
@@ -248,7 +248,7 @@ def produce(api: Api, topic: str, producer: str, epoch: int, seq: int, **fields:
 
 
 def producer_headers(producer: str, epoch: int, seq: int) -> dict[str, str]:
-    """All three."""
+    """The three headers of a producer."""
     numbers = {"Producer-Epoch": str(epoch), "Producer-Seq": str(seq)}
     return {"Producer-Id": producer, **numbers}
 

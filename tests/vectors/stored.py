@@ -90,7 +90,7 @@ class _Page(msgspec.Struct):
 
 
 class StandingClock:
-    """A clock that stands at the time of the vector's answers."""
+    """A clock that stays at the time of the vector's answers."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -115,7 +115,9 @@ def unpack(vector: Path, target: Path) -> Expected:
 
 
 class PatientTransport(httpx.ASGITransport):
-    """Asks again after a 429, as clients do: a busy machine puts the node under pressure."""
+    """Repeats a request after a 429, as clients do, because a busy machine puts the node under
+    pressure.
+    """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.ASGITransport`."""

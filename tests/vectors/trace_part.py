@@ -1,4 +1,4 @@
-"""The records with traces of a golden data directory, and what they become.
+"""The records with traces of a golden data directory, and the records derived from them.
 
 Every stored form: a request's records and a router's copies in the journal, in snapshots and in
 segments; dead letters and a redriven job; records of a stream; records with keys of their own.

@@ -150,7 +150,7 @@ async def test_a_topic_that_does_not_exist_is_waited_for(live: Live) -> None:
     frames = await until_data(reader, 2)
     assert frames[0].id == id_of(later=2).decode()
     await reader.left()
-    # A client that lost the connection before the topic was there misses nothing either.
+    # A client that lost the connection before the topic existed misses nothing either.
     early = first_id(reader)
     assert decode_id(early) == (CursorPosition(0, 0, 0),)
     again = topic_stream(live, "later", "last=1", last=early)
@@ -197,10 +197,12 @@ async def test_one_that_was_away_when_its_topic_was_deleted_is_told(live: Live) 
 async def test_one_that_was_away_when_one_of_many_named_topics_was_deleted_is_told(
     live: Live,
 ) -> None:
-    """Also by an id without names, which has the named topics in the order of the request."""
+    """That also holds for an id without names, which has the named topics in the order of the
+    request.
+    """
     for name in ("b", "c"):
         await live.append(name, 1)
-    # The first does not exist, so ids hold no names.
+    # The first topic does not exist, so ids hold no names.
     reader = stream(live, "topics=a,b,c")
     frames = await until_data(reader, 2)
     frames += await reader.take(2 - kinds(frames).count("caught-up"))
@@ -338,7 +340,7 @@ async def test_topics_by_name_and_by_prefix(live: Live) -> None:
     assert datas(frames, "soon") == [5]
     assert "other" not in json.dumps([frame.data for frame in reader.frames()])
     await reader.left()
-    # The id holds them all.
+    # The id holds all topics.
     again = stream(live, "topics=audit,soon&prefix=orders.", last=frames[-1].id)
     told = await again.take(4)
     assert kinds(told) == ["caught-up"] * 4
@@ -522,7 +524,7 @@ async def test_an_append_costs_the_same_for_one_reader_and_for_many_of_other_tag
     for reader in readers[1:]:
         await reader.take(1)
     assert [await cost() for _ in range(3)] == [alone] * 3
-    # They are still there, each for its tag.
+    # The readers are still there, each for its tag.
     await tagged(live, "jobs", *((number, f"t{number}") for number in range(1, 90)))
     for number, reader in enumerate(readers[1:], 1):
         assert await reader.records(1) == [number]

@@ -33,7 +33,7 @@ async def until(reader: Reader, kind: str) -> list[Frame]:
 
 
 async def test_the_epoch_of_a_created_topic_is_that_of_the_records_that_follow(live: Live) -> None:
-    """The client knows an earlier topic of the name, and missed that it was created again."""
+    """The client has read an earlier topic of the name, and missed that it was created again."""
     await live.append("p.a", 1)
     await live.http.delete("/v0/topics/p.a")
     await live.append("p.a", 2)
@@ -58,7 +58,8 @@ async def test_a_topic_that_comes_again_without_a_place_is_told_as_left_out(live
         await until(reader, "caught-up")
     await live.append("p.0", "p.0")
     assert (await until(reader, "error"))[-1].data["topics"] == ["p.0"]
-    # The client hears of all this at once. The place of p.2 goes to p.0, the first in name order.
+    # The client gets all these events at once. p.0, the first in name order, takes the place of
+    # p.2.
     reader.room.clear()
     await live.append("p.1", "more")
     await live.http.delete("/v0/topics/p.2")

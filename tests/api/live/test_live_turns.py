@@ -1,4 +1,4 @@
-"""Live streams whose filters find nothing for a long time let others run."""
+"""Live streams whose filters find nothing for a long time yield the loop to other tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_a_filtered_stream_that_finds_nothing_reads_a_page_at_a_time(
     disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filtered, "PAGE_LOOKUPS_MAX", 1)
-    # Each page takes longer than a stream may take at once.
+    # Each page takes longer than a stream's turn may last.
     monkeypatch.setattr(broadcast, "_PUMP_MS", -1.0)
     reads: list[int] = []
     pump, take = broadcast.BroadcastStream.pump, broadcast.BroadcastStream._take

@@ -99,7 +99,7 @@ class Jobs(Live):
         return 0 if line is None else len(line.claimers)
 
     async def in_line(self, count: int, queue: str = "jobs") -> None:
-        """Return when this many are waiting."""
+        """Return when this many claims and streams are waiting."""
         await until(lambda: self.waiting(queue) == count)
 
 

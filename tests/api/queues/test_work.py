@@ -114,7 +114,7 @@ async def test_only_a_holder_can_hold_a_stream_back(live: Jobs, asked: dict[str,
     assert await worker.seqs(2) == [1, 2]
     body = {"node": "w", "seqs": [1], "lease_ms": 60_000, "no_more": True, **asked}
     if asked == {"seqs": [3]}:
-        # A job that the same node claimed: it did not come over a stream.
+        # The same node claimed this job by a call, so it did not come over a stream.
         assert await live.seqs("w") == [3]
     await live.do("extend", **body)
     await live.do("ack", node="w", seqs=[1])

@@ -32,7 +32,7 @@ class Frame:
 
 
 class Pipe:
-    """Stands for the transport of a connection of ours; its calls change nothing."""
+    """Replaces the transport of a connection of ours; its calls have no effect."""
 
     def get_write_buffer_size(self) -> int:
         return 0

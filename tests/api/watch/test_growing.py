@@ -43,7 +43,7 @@ async def until_data(reader: Reader, count: int) -> list[Frame]:
 
 
 async def until_caught_up(reader: Reader, *topics: str) -> list[Frame]:
-    """The frames up to the one that has caught up with the last of these topics."""
+    """The frames up to the `caught-up` event of the last of these topics."""
     frames: list[Frame] = []
     left = set(topics)
     while left:
@@ -122,7 +122,7 @@ async def test_an_id_leads_back_also_in_topics_made_since(live: Live, is_known: 
     await live.append("orders.b", 2, 3)
     later = await until_caught_up(reader, "orders.b")
     await reader.left()
-    # The client has received everything, or nothing since it caught up with the first topic.
+    # The client has received either everything, or nothing after it caught up with the first topic.
     again = live.get(wid, last_id((later if is_known else first)[-1].id))
     await live.append("orders.b", 4)
     frames = await until_data(again, 1 if is_known else 3)
@@ -177,7 +177,8 @@ async def test_a_token_finds_topics_in_any_order(live: Live) -> None:
     positions = decode_id((frames[-1].id or "").encode())
     assert [each.seq for each in positions if isinstance(each, CursorPosition)] == [1, 1, 1, 1]
     await reader.left()
-    # Of the same topics, in another order behind the named one, as before a restart.
+    # An id of the same topics, as before a restart: after the named topic they come in another
+    # order.
     session_now = live.node.sessions.find(wid)
     assert session_now is not None
     for name in ("orders.b", "orders.a"):
@@ -228,7 +229,7 @@ async def test_a_cursor_begins_a_session_of_prefixes(live: Live) -> None:
     await reader.left()
     await live.append("orders.a", 2)
     await live.append("orders.a2", 3)
-    # The topics of the id come first, and one that it does not know is read from its start.
+    # The topics of the id come first; a topic that is not in the id is read from its start.
     answer = await live.post(prefixes={"orders.": {"tail": True}}, cursor=frames[-1].id)
     starts = {name: each["from_seq"] for name, each in answer.json()["topics"].items()}
     assert starts == {"orders.b": 1, "orders.c": 1, "orders.d": 1, "orders.a": 0}

@@ -298,7 +298,7 @@ async def test_a_second_get_takes_over_also_where_every_place_is_taken(disk: Fak
 
 
 async def test_of_two_gets_at_once_the_later_one_has_the_session(live: Live) -> None:
-    """Also where the head of the earlier one still waits for its socket."""
+    """That also holds while the head of the earlier answer still waits for its socket."""
     await live.append("jobs", 1)
     wid = await live.session("jobs")
     first = live.get(wid, room=False)
@@ -431,8 +431,8 @@ async def recreated(live: Live, name: str, *datas: object) -> None:
 
 
 async def test_an_id_of_a_topic_that_was_recreated_loses_nothing(live: Live) -> None:
-    """The id tells the client's position in the old topic; of the new one the client saw
-    nothing.
+    """The id holds the client's position in the old topic; the client has seen no record of the new
+    topic.
     """
     await live.append("jobs", *range(100))
     wid = await live.session("jobs")
@@ -452,7 +452,7 @@ async def test_an_id_of_a_topic_that_was_recreated_loses_nothing(live: Live) -> 
     assert await again.records(150) == list(range(150))
     newer = again.frames()[-2].id
     await again.left()
-    # The next id is for the new topic.
+    # The next id is a position in the new topic.
     assert newer is not None
     assert newer.startswith("c1.")
     await live.append("jobs", 150)
@@ -514,7 +514,7 @@ async def test_a_cursor_from_before_a_recreation_gets_recreated(live: Live) -> N
     await live.append("jobs", 9)
     newer = await live.post(topics={"jobs": {"from_seq": 0}}, cursor=text)
     assert newer.json()["topics"]["jobs"]["from_seq"] == 9
-    # The token refers to a topic that is gone: it has no name, and yet no record is lost.
+    # The token refers to a dropped topic by its id, without a name, and yet no record is lost.
     await recreated(live, "jobs", 1, 2)
     await live.append("first", "a", "b")
     last = await live.session_of({"jobs": {"tail": True}, "first": {"from_seq": 1}}, cursor=text)
@@ -808,7 +808,7 @@ async def test_a_stream_that_ends_behind_the_journal_s_end_is_let_go_of(disk: Fa
 
 
 async def test_streams_that_are_over_refer_to_nothing_that_refers_to_them(live: Live) -> None:
-    """The collector never looks at old objects again (see `server`)."""
+    """The garbage collector never examines old objects again (see `server`)."""
     await live.append("jobs", 1)
     wids = [await live.session("jobs") for _ in range(10)]
     gc.collect()
@@ -828,7 +828,7 @@ async def test_streams_that_are_over_refer_to_nothing_that_refers_to_them(live: 
 async def test_an_id_from_before_two_recreations_counts_after_one_was_reported(
     live: Live,
 ) -> None:
-    """In a token, two topics without an id of their own look alike."""
+    """A token does not distinguish two topics without an id of their own."""
     for name in ("kept", "one", "two"):
         await live.append(name, *range(3))
     for name in ("one", "two"):
@@ -839,7 +839,7 @@ async def test_an_id_from_before_two_recreations_counts_after_one_was_reported(
     before = [(at.topic_id, at.epoch, at.seq) for at in session.cursors.values()]
     assert [topic_id for topic_id, _, _ in before[1:]] == [0, 0]
     token = cursor_token(before)
-    # A stream reported one of them, and broke before its client read that.
+    # A stream reported one recreation, and broke before its client read the report.
     view = live.node.state.watching()[0].dispatcher.resolve("one")
     assert view is not None
     told = session.cursors["one"]

@@ -222,7 +222,7 @@ async def live(limits: dict[str, Any]) -> AsyncIterator[Live]:
         peer.room.set()
         peer.leave()
     await asyncio.wait_for(asyncio.gather(*(peer.serving for peer in live.peers)), WITHIN_S)
-    # No connection leaves anything behind, whatever happened to it.
+    # No connection leaves tasks or subscriptions behind, however it ended.
     assert node.state.connections == 0
     assert live.fanout.stream_count == 0
     assert node.notifier.listener_count == 0
@@ -606,7 +606,7 @@ async def test_limits_of_a_record_hold_here_too(live: Live) -> None:
 
 # --- keys ---------------------------------------------------------------------------------
 
-# Valid as far as `op` and `topic`; what follows is no publish, nor a subscribe.
+# The message is valid up to `op` and `topic`; the rest is neither a publish nor a subscribe.
 _REST = '"records":{},"topics":5,"request_id":"r"'
 
 
@@ -619,7 +619,8 @@ _REST = '"records":{},"topics":5,"request_id":"r"'
         ("writes", '{"op":"subscribe","topic":"t",%s}', "forbidden"),
         ("own", '{"op":"publish","topic":"t",%s}', "forbidden"),
         ("own", '{"op":"subscribe","topic":"t",%s}', "forbidden"),
-        # Messages that the key allows are decoded, and so are those whose scope is unknown yet.
+        # The server decodes messages that the key allows, and messages whose scope it cannot tell
+        # yet.
         ("own", '{"op":"publish","topic":"own.t",%s}', "invalid_request"),
         ("own", '{"op":"publish","topic":"-",%s}', "invalid_request"),
         ("writes", '{"op":"publish","topic":"t",%s}', "invalid_request"),
@@ -664,7 +665,7 @@ async def test_an_ack_comes_before_the_records_it_acknowledges(
 
 
 async def test_publishes_to_one_topic_keep_their_order(live: Live) -> None:
-    """Also while others create, drop and configure the topic."""
+    """That also holds while other clients create, drop and configure the topic."""
     peer = await live.peer()
     sent = 0
     acks: list[Frame] = []

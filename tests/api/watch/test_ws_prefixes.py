@@ -61,7 +61,7 @@ async def live() -> AsyncIterator[Sockets]:
         peer.leave()
     async with asyncio.timeout(10):
         await asyncio.gather(*(peer.serving for peer in live.peers))
-    # Nobody is left who waits for a topic.
+    # No subscription waits for a topic any more.
     assert not live.creations._prefixes
     assert not live.creations._awaited
     await live.http.aclose()
@@ -122,7 +122,7 @@ async def test_a_prefix_brings_the_topics_that_exist_and_those_made_later(live: 
     frames = await until_data(peer, 2)
     assert made(frames) == [("orders.us", 1)]
     assert datas(frames, "orders.us") == [6, 7]
-    # Of prefixes alone, and with the options of the command.
+    # A command with prefixes only, and its options.
     peer = await live.peer()
     start = {"orders.e": {"tail": True}, "orders.": {}}
     answer = await peer.ask(op="subscribe", prefixes=start, include_tags=True, filter="t")
@@ -150,7 +150,7 @@ async def test_a_deleted_topic_of_a_prefix_may_come_again(live: Sockets) -> None
     frames = await until_data(peer, 1)
     assert made(frames) == [("orders.a", 2)]
     assert datas(frames) == [2]
-    # One that was subscribed by name, too; without a prefix it does not.
+    # A topic that was subscribed by name does so too; without a prefix it does not.
     await live.append("x", 1)
     await peer.ask(op="subscribe", topics={"orders.a": {"tail": True}, "x": {"tail": True}})
     for name in ("orders.a", "x"):
@@ -196,7 +196,7 @@ async def test_topics_that_are_followed_already_go_on_as_they_are(live: Sockets)
     assert answer["topics"] == {}
     await live.append("orders.a", 3)
     assert datas(await until_data(peer, 1)) == [3]
-    # By name it begins anew, and stays one of the prefix.
+    # Subscribed by name, the topic begins anew, and it still belongs to the prefix.
     await peer.ask(op="subscribe", topic="orders.a", last=1)
     assert datas(await until_data(peer, 1)) == [3]
     answer = await peer.ask(op="unsubscribe", topic="orders.a")
@@ -213,7 +213,7 @@ async def test_unsubscribing_a_prefix(live: Sockets) -> None:
     peer.say(op="subscribe", topic="orders.b")
     peer.say(op="subscribe", prefixes={"orders.": {}, "orders.a": {}})
     assert sorted(datas(await until_data(peer, 2))) == [1, 2]
-    # The other prefix still has this one.
+    # The other prefix still covers this topic.
     peer.say(op="unsubscribe", request_id="u", prefixes=["orders.", "orders."])
     answer = await peer.until("unsubscribed")
     assert answer == {"op": "unsubscribed", "request_id": "u", "prefixes": ["orders."]}
@@ -228,7 +228,7 @@ async def test_unsubscribing_a_prefix(live: Sockets) -> None:
     for name in ("orders.a", "orders.b", "orders.a2"):
         await live.append(name, 6)
     assert await until_pong(peer) == []
-    # All or nothing.
+    # The command is accepted as a whole or refused as a whole.
     await peer.ask(op="subscribe", topic="orders.b", tail=True)
     for wrong in ({"topic": "orders.b", "prefixes": ["x"]}, {"topics": ["no"], "prefixes": []}):
         peer.say(op="unsubscribe", **wrong)
@@ -251,7 +251,7 @@ async def test_topics_beyond_the_limit_are_left_out(live: Sockets) -> None:
     error = await peer.until("error")
     assert (error["code"], "request_id" in error) == ("throttled", False)
     assert error["detail"] == {"limit": "max_watch_topics", "topics": ["orders.5"]}
-    # A name that is subscribed to now is beyond the limit.
+    # A further name would now exceed the limit.
     assert (await peer.ask(op="subscribe", topic="orders.3"))["code"] == "invalid_request"
     await live.drop("orders.1")
     frames = await until_data(peer, 1)
@@ -269,7 +269,8 @@ async def test_a_topic_that_comes_again_without_a_place_is_told_as_left_out(live
     await until_data(peer, MOST)
     await live.append("orders.0", 0)
     assert (await peer.until("error"))["detail"]["topics"] == ["orders.0"]
-    # The client hears of all this at once. The place of the last goes to the first in name order.
+    # The client gets all these events at once. The first topic in name order takes the place of the
+    # last.
     peer.room.clear()
     await live.append("orders.1", 1)
     last = f"orders.{MOST}"

@@ -1,8 +1,8 @@
-"""A first use, timed: `./run first-use` does in a fresh clone what README and docs/CLIENT.md say.
+"""Times a first use: `./run first-use` follows README and docs/CLIENT.md in a fresh clone.
 
 Clone, set up and start, append, see it live in the console, run a worker, query a view, draw a
 picture: it prints the seconds of each step. The commands and programs are those of the pages; only
-the port is another one. Needs git, curl and Chromium, and an index of packages for the set-up.
+the port differs. Needs git, curl and Chromium, and an index of packages for the set-up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FirstUse:
         self.picture = ""
 
     def run(self, data: Path) -> None:
-        """All steps; raises at the first that does not do what the pages say."""
+        """Do all steps; raises at the first step that does not do what the pages say."""
         with contextlib.ExitStack() as held:
             self.timed("start", lambda: held.enter_context(self._serving(data)))
             self.timed("append", self._append)

@@ -82,7 +82,9 @@ def _wait_for_record(page: Page, seq: int) -> None:
 
 
 def _judge(page: Page, events: list[dict[str, Any]]) -> None:
-    """The page shows the fold of these events; each part on its own, at most 0.1 s later."""
+    """Check that the page shows the values computed from these events; parts may follow one another
+    by at most 0.1 s.
+    """
     repos = _rows(events, 1000, ("payload", "repository", "full_name"))
     senders = _rows(events, 1000, ("payload", "sender", "login"))
     kinds = _rows(events, 1000, ("event",))
@@ -111,7 +113,7 @@ def _compact(value: object) -> str:
 def test_the_dashboard_follows_the_events_over_kill_9(
     browser: Browser, origin: str, viewed: Server
 ) -> None:
-    """Every number is the fold of the events, before and after the server was killed."""
+    """Every number is the one computed from the events, before and after the server was killed."""
     append(viewed, 1, 200)
     url = f"{origin}/index.html?server={viewed.api.url}"
     with browser.page(url) as page:
@@ -129,13 +131,13 @@ def test_the_dashboard_follows_the_events_over_kill_9(
         good(viewed.api.append(TOPIC, [{"data": hostile["payload"], "tag": "issues"}]))
         _wait_for_record(page, 330)
         _judge(page, [*EVENTS, hostile])
-        # Texts of other clients are shown as text, not as markup.
+        # The page shows texts of other clients as text, not as markup.
         assert page.evaluate("document.querySelectorAll('#recent b').length") == 0
         assert page.exceptions == []
 
 
 def test_a_page_without_its_view_says_so(browser: Browser, origin: str, viewed: Server) -> None:
-    """A stream that is refused ends; the page names what is missing."""
+    """A refused stream ends, and the page names the missing view."""
     with browser.page(f"{origin}/index.html?server={viewed.api.url}&view=other") as page:
         text = """document.getElementById("state").textContent"""
         page.wait(f"{text}.startsWith('no view other of {TOPIC}')", "the missing view")

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from tests.contract.driver import ROOT
 from tests.streams import node
 
-# How long a command runs that would otherwise run until Ctrl-C.
+# The time after which a command is ended that would otherwise run until Ctrl-C.
 ENDLESS_S: Final = 5
 WITHIN_S: Final = 110
 # The parts of an answer that differ from run to run.
@@ -97,7 +97,7 @@ def steps_of(block: Block) -> list[Step]:
             found[-1].shown.append(line)
         elif block.language != "console" and line.strip() and not line.startswith("#"):
             found.append(Step(line, []))
-    # "In another terminal": the server of the page already runs.
+    # The page says "in another terminal": its server already runs.
     return [step for step in found if not re.match(r"(?:topics|\./run) serve\b", step.command)]
 
 
@@ -135,8 +135,8 @@ class Shell:
         }
 
     def _here(self, text: str) -> str:
-        """A text of a page with our server's URL, and with ids of this run instead of the shown
-        ones.
+        """The text of a page with our server's URL, and with the ids of this run instead of those
+        shown.
         """
         host = self.url.removeprefix("http://")
         text = re.sub(r"(?:localhost|127\.0\.0\.1):4000", host, text)
@@ -166,7 +166,8 @@ class Shell:
     def _is_as(self, shown: str, line: str) -> bool:
         """Whether a printed line equals the shown one, apart from what differs from run to run."""
         if not shown.removeprefix("data: ").startswith("{"):
-            # For a table only the beginning: times differ, and widths are those of a terminal.
+            # Only the beginning of a table's line is compared: times differ, and widths depend on
+            # the terminal.
             return re.sub(r"\d", "0", shown)[:40] == re.sub(r"\d", "0", line)[:40]
         if "…" in shown:
             return line.startswith(shown.partition("…")[0])

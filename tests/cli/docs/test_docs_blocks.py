@@ -26,7 +26,7 @@ PAGES = [
 ]
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
-# (page, text of the block) and why it does not run here.
+# A page and a text of one of its blocks, with the reason why the block does not run here.
 NOT_RUN = {
     (
         "docs/OPERATIONS.md",
@@ -201,7 +201,9 @@ def test_commands_name_verbs_and_options_that_there_are(page: str, code: str) ->
 
 
 def test_a_wheel_is_made_and_brings_command_and_client(tmp_path: Path) -> None:
-    """As CLI.md says, with the installed build backend and without the dependencies."""
+    """The commands are those of CLI.md, but use the installed build backend and install no
+    dependencies.
+    """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     wheels = tmp_path / "wheels"
     make = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]

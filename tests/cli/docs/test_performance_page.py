@@ -1,4 +1,4 @@
-"""The commands of docs/PERFORMANCE.md name cases that there are."""
+"""The commands of docs/PERFORMANCE.md name existing cases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ten fixed questions are answered at most two clicks from the front page of the documentation.
 
-`./run docs` counts the clicks on the built site; here they are counted in the pages as they lie in
-the repository, whose links are those of the site.
+`./run docs` counts the clicks on the built site; this test counts them in the pages of the
+repository, which have the same links.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def linked(page: Path) -> Iterator[Path]:
 
 
 def clicks() -> dict[Path, int]:
-    """How many links lead from the front page to each page."""
+    """For each page the smallest number of links from the front page to it."""
     start = ROOT / "README.md"
     found = {start: 0}
     waiting = deque([start])
@@ -79,7 +79,7 @@ def test_a_question_is_answered_within_two_clicks(question: str) -> None:
 
 
 def test_a_page_that_is_too_far_or_without_the_answer_is_told() -> None:
-    """The counting of the built site can fail."""
+    """The check of the built site can fail."""
 
     def page(text: str, *links: str) -> object:
         reader = BUILD.PageReader()

@@ -65,7 +65,7 @@ def test_a_second_run_imports_nothing_wherever_the_file_lies(
 
 def test_a_file_that_has_grown_is_continued(topics: Topics, topic: str, tmp_path: Path) -> None:
     topics.good("import", records(tmp_path / "file", 10), topic)
-    # Deleted records do not matter: the topic knows the position by the producer.
+    # Deleted records do not matter: the topic stores the position of the import in a producer.
     topics.good("delete", topic, "--before", "11", "--yes")
     assert topics.good("import", records(tmp_path / "file", 25), topic).value["imported"] == 15
     assert numbers(topics, topic) == list(range(11, 26))
@@ -307,11 +307,11 @@ def test_a_topic_of_another_server_comes_with_its_configuration(
     (there_record,) = read(there, "other.q")
     (record,) = read(topics, "other.q")
     assert record["meta"]["$imported"]["ts"] == there_record["$ts"]
-    # Again: nothing. With more records there: those.
+    # A repeated import adds nothing; after new appends at the source it adds only those.
     assert topics.good("import", api.url, "other.log").value["imported"] == 0
     api.add("other.log", {"n": 3500})
     assert topics.good("import", api.url, "other.log").value["imported"] == 1
-    # Dropped and made again: another source, which the topic does not hold.
+    # A topic that was dropped and made again is another source, of which the topic holds nothing.
     api.drop("other.log")
     api.add("other.log", {"n": 1})
     ran = topics("import", api.url, "other.log")

@@ -1,4 +1,4 @@
-"""`topics load`: bytes, order, resuming at any later time, and refusals."""
+"""`topics load`: exact bytes, order, resuming at any later time, and refusals."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_an_archive_is_listed_verified_and_restored(
     assert data(second, "t") == list(range(5, 33))
     assert second.add("t", "new")["first_seq"] > 33
 
-    # Seq 27 was appended together with 26 to 30: an append is restored whole.
+    # Seqs 26 to 30 came with one append: a restore to seq 27 has all of them.
     alone.good("restore", url, tmp_path / "seq", "--to-seq", "t=27")
     third = own({"TOPICS_DATA_DIR": str(tmp_path / "seq")}).start()
     assert data(third, "t") == list(range(30))
@@ -139,7 +139,7 @@ def test_old_bases_are_pruned(
     assert len(pruned["removed"]) >= 2
     assert pruned["parts"] >= 1
     assert loaded(alone.good("archive", "verify", url, "--json"))["problems"] == []
-    # The server goes on in it.
+    # The server continues to write to the archive.
     api.add("t", *range(60, 65))
     archived(api)
     server.stop()

@@ -44,7 +44,7 @@ def test_once_goes_through_everything_and_leaves_a_sound_store(
     alone: Topics, tmp_path: Path
 ) -> None:
     folder = tmp_path / "kept"
-    # Settings of the environment are for another server.
+    # Settings in the environment belong to another server, so the demo ignores them.
     alone.env = {"TOPICS_API_KEYS": "key", "TOPICS_MAX_TOPICS": "1", "TOPICS_HOST": "0.0.0.0"}
     ran = alone.good("demo", "--once", "--port", "0", "--data-dir", folder)
     last = re.findall(r"^webhooks 329; .*$", ran.out.decode(), re.MULTILINE)

@@ -116,7 +116,7 @@ def test_health_shows_its_key_to_a_server_that_asks_probes_for_one(
     for given in (
         {"TOPICS_TOKEN": "other-key"},
         {"TOPICS_TOKEN_FILE": str(tmp_path / "keys")},
-        # The key in the environment has precedence, as everywhere.
+        # The key in the environment takes precedence, as in every command.
         {"TOPICS_TOKEN": "other-key", "TOPICS_TOKEN_FILE": "/nowhere"},
     ):
         alone.env = there | given

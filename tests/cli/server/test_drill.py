@@ -80,7 +80,7 @@ def test_a_good_backup_comes_back(
     assert (found["backup"], found["topics"]) == (1, topics)
     assert found["records"] > 60
     assert list(scratch.iterdir()) == []
-    # The same backup gives the same hash, another one another.
+    # The same backup gives the same hash, another backup another hash.
     _, again = drilled(alone, folder, "--scratch", scratch, "--backup", "1")
     assert again["hash"] == found["hash"]
     alone.good("backup", "--url", api.url)
@@ -120,7 +120,7 @@ def test_what_a_server_shows_is_compared_with_the_files(
     server.stop()
 
     def fewer(*args: Any) -> Any:
-        """A record of one topic is missing, and one of another is changed."""
+        """Remove a record of one topic, and change a record of another."""
         for item in dump(*args):
             if item["topic"] == "q" and item["seq"] == 2:
                 continue
@@ -162,7 +162,7 @@ def test_the_newest_moment_of_an_archive_comes_back(
     api = server.start()
     api.put("gone")
     archived(api)
-    # All of this is behind the only base.
+    # All of these records come after the only base.
     fill(api)
     api.http.delete("/v0/topics/gone")
     archived(api)
@@ -179,7 +179,8 @@ def test_the_newest_moment_of_an_archive_comes_back(
     assert line.startswith("lsn ")
     assert line.endswith(": all came back\n")
     server.stop()
-    # Without the newest part the moment is an earlier one; with a damaged one there is none.
+    # Without the newest part the drill restores an earlier moment; with a damaged part it restores
+    # none.
     part = sorted(path for path in (folder / "parts").rglob("*") if path.is_file())[-1]
     content = bytearray(part.read_bytes())
     content[-1] ^= 1

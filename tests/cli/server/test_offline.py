@@ -63,7 +63,9 @@ def help_texts(command: click.Command, words: list[str]) -> Iterator[tuple[str, 
 
 
 def test_examples_in_help_keep_their_lines() -> None:
-    """A backspace in a text marks a block that click does not wrap; a raw docstring has none."""
+    """A backspace in a text marks a block that click does not wrap; a raw docstring contains no
+    backspace.
+    """
     texts = dict(help_texts(main, ["topics"]))
     assert (
         "\n  topics tail -n 10 orders        the last ten, then new ones\n" in texts["topics tail"]

@@ -1,4 +1,4 @@
-"""`__main__`: what a process does before it parses its arguments, seen from outside."""
+"""`__main__`: the effects of a process before it parses its arguments, seen from outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# Closes the named descriptors, then becomes the server.
+# A program that closes the named descriptors and then becomes the server.
 CLOSED = """
 import os, sys
 for number in map(int, sys.argv[1].split(",")):
@@ -108,7 +108,9 @@ def test_a_full_output_is_one_line_and_exit_code_1(tmp_path: Path, words: list[s
 
 @pytest.mark.parametrize("words", [["--help"], ["config", "--json"]])
 def test_a_reader_that_ends_is_a_success(tmp_path: Path, words: list[str]) -> None:
-    """Like `topics config | head -0`: the reader exits before the first byte is written."""
+    """The test acts like `topics config | head -0`: the reader exits before the first byte is
+    written.
+    """
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:

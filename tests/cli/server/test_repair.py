@@ -23,7 +23,7 @@ def cold(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(own: MakeServer, cold: Path) -> Server:
-    """Killed; most of its four segments are in the cold folder."""
+    """A killed server; most of its four segments are in the cold folder."""
     env = {
         "TOPICS_SEGMENT_MAX_EVENTS": str(COUNT),
         "TOPICS_SEGMENT_MAX_AGE_MS": "200",
@@ -41,7 +41,7 @@ def server(own: MakeServer, cold: Path) -> Server:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files by path, without `LOCK` and end marks, which a look may change."""
+    """All files by path, without `LOCK` and end marks, which reading the store may change."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -153,7 +153,8 @@ def test_begin_anew_moves_what_is_left_aside_and_can_be_undone(
     assert api.topics().json()["topics"] == []
     api.add("t", "new")
     server.stop()
-    # Undone: the new store goes aside in its turn, the old files come back, and the disk.
+    # To undo the command, move the new store aside, move the old files back, and mount the disk
+    # again.
     alone.good(*words, store_id(server))
     for path in aside.iterdir():
         path.rename(server.data_dir / path.name)

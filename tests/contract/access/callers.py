@@ -1,6 +1,7 @@
 """Callers in the tests of access: a server with one key of each kind, and the rights of each key.
 
-Every key's name says what it grants. Names of the restricted key start with `t.`; `x.` is outside.
+The name of a key says which rights it grants. The restricted key may use names that start with
+`t.`; `x.` is outside.
 """
 
 from __future__ import annotations

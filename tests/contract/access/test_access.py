@@ -95,7 +95,7 @@ def test_routers_are_listed_that_stay_inside(empty: Guarded) -> None:
         told = empty.ask("prefix", method, "/v0/routers/t.r2", body)
         assert (told.status, told.code) == (403, "forbidden")
         assert b"x." not in told.body
-    # The answer lists what goes with a topic as far as it is inside.
+    # The answer lists the routers removed with a topic, but only those inside the prefix.
     gone = empty.ask("prefix", "DELETE", "/v0/topics/t.a").json()
     assert gone["routers_removed"] == ["t.r1", "t.r5"]
 
@@ -229,12 +229,12 @@ def test_a_ticket_opens_one_stream_once(server: Guarded) -> None:
     assert server.ask("none", "GET", f"{url}?ticket={ticket}x").status == 401
     assert server.ask("none", "GET", f"{url}?ticket={ticket}").status == 200
     assert server.ask("none", "GET", f"{url}?ticket={ticket}").status == 401
-    # It does not open another session, and is used up.
+    # The ticket does not open another session, and this use consumes it.
     told = session(server, "prefix", "?ticket=true")
     elsewhere = f"{other['stream_url']}?ticket={told['ticket']}"
     assert server.ask("none", "GET", elsewhere).status == 401
     assert server.ask("none", "GET", f"{told['stream_url']}?ticket={told['ticket']}").status == 401
-    # It opens only its stream.
+    # The ticket opens only its own stream.
     told = session(server, "prefix", "?ticket=true")
     assert server.ask("none", "GET", f"/v0/topics?ticket={told['ticket']}").status == 401
 
@@ -259,7 +259,7 @@ def test_a_browser_hands_its_key_to_a_socket_as_a_subprotocol(server: Guarded) -
 
 @pytest.mark.connection(reason="`topics serve` reads its file of keys on SIGHUP")
 def test_a_file_of_keys_is_read_anew_on_sighup(own: NewServer, tmp_path: Path) -> None:
-    """§12 [12-04]: keys of the environment stay as they are."""
+    """§12 [12-04]: SIGHUP does not change the keys of the environment."""
     file = tmp_path / "keys"
     file.write_text("# ours\nstays-key\nleaves-key:rw\nshrinks-key::t.\n")
     file.chmod(0o600)
@@ -422,7 +422,7 @@ def test_no_key_is_ever_logged(tmp_path: Path) -> None:
     assert "ready on http" in log
     assert "secret" not in log
     assert coded not in log
-    # No written file contains a key or its digest.
+    # No file that the server wrote contains a key or its digest.
     written = b"".join(
         path.read_bytes() for path in guarded.server.data_dir.rglob("*") if path.is_file()
     )

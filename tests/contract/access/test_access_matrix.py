@@ -36,7 +36,7 @@ R, W, D, A = "read", "write", "delete", "admin"
 class Row:
     """The need of a path's method, the request to send, and the answer to an allowed caller.
 
-    `needs` None: nothing, not even a key.
+    If `needs` is None, the caller needs nothing, not even a key.
     """
 
     needs: frozenset[str] | None
@@ -64,7 +64,7 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("DELETE", T): row(D),
     ("POST", f"{T}/diff"): row(R, body={}),
     ("GET", f"{T}/records"): row(R),
-    # No record has seq 0: an allowed caller gets as far as that.
+    # No record has seq 0: an allowed caller gets that error.
     ("GET", f"{T}/records/{{seq}}"): row(R, ok=400),
     ("POST", f"{T}/delete"): row(D, body={"before_seq": 1}),
     ("GET", f"{T}/consumers"): row(R),
@@ -90,7 +90,7 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", f"{V}/stats"): row(R),
     ("POST", f"{V}/query"): row(R, body={"query": "all"}),
     ("GET", f"{V}/query/{{query}}"): row(R),
-    # The name of the query is missing: a caller that may follow it learns that.
+    # The name of the query is missing: an allowed caller gets that error.
     ("GET", f"{V}/live"): row(R, ok=400),
     ("POST", f"{V}/rebuild"): row(A, body={}),
     ("GET", "/v0/routers"): row(R),
@@ -98,11 +98,11 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/routers/{router}"): row(R),
     ("DELETE", "/v0/routers/{router}"): row(D),
     ("POST", "/v0/watch"): row(R, body={"topics": {INSIDE: {}}}),
-    # No such session exists: a caller that may open streams learns that.
+    # No such session exists: an allowed caller gets that error.
     ("GET", "/v0/watch/{wid}"): row(R, ok=404),
     ("GET", f"{T}/live"): row(R),
     ("POST", f"{T}/live"): row(R),
-    # Neither topics nor a prefix: a caller that may follow some learns that.
+    # There are neither topics nor a prefix: an allowed caller gets that error.
     ("GET", "/v0/live"): row(R, ok=400),
     ("POST", "/v0/live"): row(R, ok=400),
     ("GET", "/v0/ws"): row(ok=400),
@@ -112,7 +112,7 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/readyz"): OPEN,
     ("GET", "/v0/metrics"): row(R),
     ("POST", "/v0/admin/seal"): row(A, body={}),
-    # There is no folder for backups: a caller that may make them learns that.
+    # There is no folder for backups: an allowed caller gets that error.
     ("POST", "/v0/admin/backup"): row(A, ok=404),
     ("GET", "/v0/admin/backup"): row(A, ok=404),
     ("GET", "/"): OPEN,
@@ -122,7 +122,7 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/docs"): OPEN,
     ("GET", "/v0/docs/{file}"): OPEN,
 }
-# The needs of WebSocket commands and their bodies; names as in a path.
+# The scopes that WebSocket commands need, and their bodies; names are filled in as in a path.
 COMMANDS: Final[dict[str, tuple[frozenset[str], dict[str, Any]]]] = {
     "subscribe": (frozenset({R}), {"op": "subscribe", "topic": "{topic}", "tail": True}),
     "subscribe to a map": (frozenset({R}), {"op": "subscribe", "topics": {"{topic}": {}}}),
@@ -242,7 +242,7 @@ def test_a_name_outside_is_refused_alike_whether_or_not_it_exists(
     assert there.status == 403
     assert there.code == "forbidden"
     assert told_of(there, OUTSIDE) == told_of(absent, ABSENT)
-    # It changed nothing and created nothing.
+    # The refused requests changed nothing and created nothing.
     assert ready.ask("all", "GET", f"/v0/topics/{OUTSIDE}").status == 200
     assert ready.ask("all", "GET", f"/v0/routers/{OUTSIDE}").status == 200
     assert ready.ask("all", "GET", path_of(S, OUTSIDE)).status == 200
@@ -251,7 +251,7 @@ def test_a_name_outside_is_refused_alike_whether_or_not_it_exists(
     assert ready.ask("all", "GET", path_of(S, ABSENT)).status == 404
 
 
-# Where a body or a query names a topic, the field that a refusal names, and the request.
+# Each request whose body or query names a topic, with the field that a refusal names.
 BODIES: Final[dict[str, tuple[str, str, str, object]]] = {
     "watch": ("POST", "/v0/watch", "topics.{name}", {"topics": {"t.in": {}, "{name}": {}}}),
     "watch, leniently": (
@@ -296,7 +296,7 @@ def test_a_name_in_a_body_is_as_one_in_a_path(ready: Guarded, case: str) -> None
     assert (there.status, there.code) == (403, "forbidden")
     assert there.json()["error"]["detail"] == {"field": named(field, OUTSIDE), "name": OUTSIDE}
     assert told_of(there, OUTSIDE) == told_of(absent, ABSENT)
-    # Nothing was created for it, and inside the prefix all of this is allowed.
+    # The refused requests created nothing; with a name inside the prefix all of them are allowed.
     for made in ("t.r", "t.q", "t.src2", "t.dst2", ABSENT):
         for kind in ("topics", "routers"):
             assert ready.ask("all", "GET", f"/v0/{kind}/{made}").status == 404
@@ -329,7 +329,7 @@ def test_each_caller_may_send_its_commands(ready: Guarded, caller: str) -> None:
             told = said(socket, request_id=name, **named(command, INSIDE))
             assert told["request_id"] == name
             if needs <= scopes:
-                # A caller that could not subscribe is not subscribed.
+                # A caller whose subscribe was refused has no subscription.
                 is_absent = name.startswith("unsubscribe") and R not in scopes
                 assert told.get("code") == ("invalid_request" if is_absent else None), told
             else:

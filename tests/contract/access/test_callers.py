@@ -1,4 +1,4 @@
-"""S, callers from web pages: which page may change data through its user's browser.
+"""S, callers from web pages: which pages may change data through a user's browser.
 
 The tests call a server without keys as a browser would: with `Origin` and `Sec-Fetch-Site`, and
 with requests that need no preflight.
@@ -92,7 +92,9 @@ def _queue(api: Api) -> str:
 
 @pytest.mark.parametrize("said", FOREIGN, ids=str)
 def test_a_foreign_page_changes_nothing(keyless: Api, said: tuple[str, ...]) -> None:
-    """S: refused before a body is read, on each way of a request. [S-90]"""
+    """S: the server refuses the request before it reads a body, on each path of a request.
+    [S-90]
+    """
     name = _queue(keyless)
     before = keyless.get_state(name)
     for method, target, body, headers in _calls(name):
@@ -144,7 +146,9 @@ def _ask(api: Api, key: str, *said: str) -> RawResponse:
 
 
 def test_a_valid_key_in_the_header_may_call_from_anywhere(own: NewServer) -> None:
-    """S: no page can make a browser add it; a key in the URL proves nothing. [S-90]"""
+    """S: no page of another origin can make a browser add the header; a key in the URL proves
+    nothing. [S-90]
+    """
     api = own(TOPICS_API_KEYS="good-key").start()
     foreign = FOREIGN[1]
     assert _ask(api, "good-key", *foreign).status == 201

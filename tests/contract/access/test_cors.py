@@ -1,4 +1,5 @@
-"""S, issue of browsers: pages of other origins may call when listed, exactly; off by default.
+"""S, issue of browsers: pages of other origins may call only if their exact origin is listed; none
+is listed by default.
 
 `TOPICS_CORS_ORIGINS` for HTTP, preflights and event streams; the `Origin` rule of `/v0/ws`.
 """
@@ -62,7 +63,7 @@ def _words(text: str) -> set[str]:
 
 @pytest.mark.parametrize("origin", LISTED)
 def test_a_listed_origin_may_read_answers_and_errors(open_api: Api, origin: str) -> None:
-    """S: success and refusal alike, so that a page can see why. [S-87]"""
+    """S: a page may read errors as well as successes, so that it can see the reason. [S-87]"""
     name = new_name("cors")
     body = b'{"records":[{"data":1}]}'
     asked = [
@@ -84,7 +85,8 @@ def test_a_listed_origin_may_read_answers_and_errors(open_api: Api, origin: str)
 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_any_other_origin_gets_no_leave(open_api: Api, origin: str) -> None:
-    """S: exact; a read gets the usual answer, and the browser withholds it from the page. [S-87]
+    """S: origins must match exactly; a read gets the usual answer, and the browser withholds it
+    from the page. [S-87]
 
     Requests that change something are refused: `test_callers.py`.
     """
@@ -173,7 +175,7 @@ def test_a_socket_of_a_listed_origin_opens(open_api: Api, origin: str) -> None:
 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_a_socket_of_another_origin_is_403(open_api: Api, origin: str) -> None:
-    """S: before it opens, in the envelope. [S-88]"""
+    """S: the server refuses the socket before it opens, with the error envelope. [S-88]"""
     eventually(lambda: gauges(open_api)[0] == 0, "the streams of other tests are gone")
     before = gauges(open_api)
     answer = open_api.raw(
@@ -188,7 +190,7 @@ def test_a_socket_of_another_origin_is_403(open_api: Api, origin: str) -> None:
         ],
     )
     refused(answer, 403, "forbidden")
-    # There may be fewer than before, because connections of earlier tests were closed.
+    # There may be fewer connections than before, because those of earlier tests were closed.
     now = gauges(open_api)
     assert all(n <= b for n, b in zip(now, before, strict=True)), f"{before} -> {now}"
 

@@ -57,7 +57,7 @@ class OnLoop:
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, url: str, **options: Any) -> OnLoop:
-    """An `AsyncClient` with plain calls. It is made on its loop, as a program makes it."""
+    """An `AsyncClient` with plain calls. It is created on its loop, as in a program."""
 
     async def make() -> AsyncClient:
         return AsyncClient(url, **options)

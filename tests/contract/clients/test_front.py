@@ -46,7 +46,7 @@ def seqs(items: Iterator[Any]) -> list[Any]:
 
 
 def taken(items: Iterator[Any], count: int) -> list[Any]:
-    """The first items, each of them handled but the last; then the iterator is closed."""
+    """The first items; all but the last are handled, then the iterator is closed."""
     with contextlib.closing(items) as open_items:  # type: ignore[type-var]
         return [next(open_items) for _ in range(count)]
 
@@ -122,7 +122,7 @@ def test_a_cursor_goes_on_behind_its_item(client: Any, topic: str) -> None:
     client.append_many(topic, [NewRecord(n) for n in range(1, 10)])
     cursor = taken(client.read(topic, limit=4), 6)[-1].cursor
     assert seqs(client.read(topic, cursor=cursor)) == [7, 8, 9]
-    # A live stream takes the cursor of a read, and its own in the middle of an event.
+    # A live stream accepts the cursor of a read, and its own cursor from the middle of an event.
     items = taken(client.live(topic, cursor=cursor), 2)
     assert [item.seq for item in items] == [7, 8]
     again = taken(client.live(topic, cursor=items[-1].cursor), 2)
@@ -172,7 +172,7 @@ def test_positions_are_kept_on_the_server(client: Any, topic: str) -> None:
     assert billing.place().seq == 7
     assert billing.rewind(2, if_seq=7).seq == 2
     assert billing.commit(5).moved
-    # It exists: it stays where it is.
+    # The consumer exists already, so it stays where it is.
     assert client.consumer(topic, "billing", "head").place().seq == 5
     with pytest.raises(ValueError, match="two starts"):
         billing.read(from_seq=3)
@@ -231,7 +231,7 @@ def test_views(client: Any, topic: str) -> None:
     answer = view.query("SELECT tag, count FROM counts", after=seq)
     assert answer.dicts() == [{"tag": "a", "count": 1}]
     view.close()
-    # A view has no connections of its own: the client goes on.
+    # A view has no connections of its own, so the client still works.
     assert client.topic(topic).head_seq == 1
 
 
@@ -314,7 +314,7 @@ def test_what_a_stream_has_lost_is_a_gap(
     cursor = list(stream.read())[-1].cursor
     for n in range(2, 6):
         stream.append(n)
-    # A path that is a topic's name is that topic.
+    # A stream path that is a topic's name refers to that topic.
     good(api.http.patch(f"/v0/topics/{path}", json={"cap_records": 2}))
     eventually(lambda: api.get_state(path)["count"] == 2, "the cap holds")
     gap, page = stream.read(cursor)
@@ -366,7 +366,7 @@ def test_nothing_is_lost_or_doubled_over_kills(
 
 
 def followed(items: Iterator[Any], server: Server, last: int) -> list[int]:
-    """The seqs up to `last`; the server is killed behind the third record."""
+    """The seqs up to `last`; the server is killed after the third record."""
     found: list[int] = []
     with contextlib.closing(items) as open_items:  # type: ignore[type-var]
         for item in open_items:
@@ -380,7 +380,7 @@ def followed(items: Iterator[Any], server: Server, last: int) -> list[int]:
 
 
 def test_a_cancelled_reader_is_cancelled_although_its_server_is_away(own: NewServer) -> None:
-    """Its position cannot be committed: the items come again."""
+    """The reader's position cannot be committed, so the items come again."""
     server = own()
     url = server.start().url
 

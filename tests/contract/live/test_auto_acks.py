@@ -1,4 +1,4 @@
-"""Streams that commit for their consumer what their socket took: `ack: auto`."""
+"""Streams that commit for their consumer the records that their socket took: `ack: auto`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def socket(api: Api) -> Iterator[WsClient]:
 
 
 class Carried:
-    """One stream of consumer `c` that commits by itself, over any carrier."""
+    """One stream of consumer `c` with `ack: auto`, over any carrier."""
 
     def __init__(self, carrier: str, api: Api, topic: str, **more: Any) -> None:
         self._stream: SseStream | None = None
@@ -85,7 +85,7 @@ def test_a_stream_commits_what_the_socket_took(api: Api, standing: str, carrier:
         assert stream.take(1) == [number]
         committed(api, standing, number)
     stream.close()
-    # The next stream begins behind what was committed.
+    # The next stream begins after the committed seq.
     stream = Carried(carrier, api, standing)
     api.add(standing, 10)
     assert stream.take(1) == [10]
@@ -163,7 +163,7 @@ def test_an_unsubscribed_topic_is_committed_no_more(
     socket.send(op="subscribe", ack="auto", **start)
     assert seqs(frames_until(socket, "caught_up")) == [3, 4, 5, 6]
     committed(api, standing, 6)
-    # A subscription instead of it commits nothing.
+    # A subscription that replaces it commits nothing.
     socket.send(op="subscribe", **start)
     frames_until(socket, "caught_up")
     api.add(standing, 7)

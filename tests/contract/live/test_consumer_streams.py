@@ -87,7 +87,7 @@ def test_a_client_that_comes_back_goes_on_behind_its_id(api: Api, standing: str)
     found, last_id = records(stream, 2)
     assert [record["$seq"] for record in found] == [3, 4]
     stream.close()
-    # Also if the consumer is elsewhere, or gone.
+    # That holds even if the consumer was moved or deleted.
     good(commit(api, standing, 6))
     for _ in range(2):
         again = follow(api, target, last_id)
@@ -109,7 +109,7 @@ def test_a_restart_keeps_where_a_stream_begins(own: NewServer) -> None:
     opened = good(api.http.post("/v0/watch", json={"topics": {"jobs": {"consumer": "c"}}}))
     good(commit(api, "jobs", 5))
     api = server.restart()
-    # A session keeps the place that it began at.
+    # A session keeps the position at which it began.
     stream = follow(api, opened["stream_url"])
     assert [record["$seq"] for record in records(stream, 2)[0]] == [4, 5]
     stream.close()
@@ -175,7 +175,7 @@ def test_a_consumer_that_is_not_there_is_404_and_takes_no_place(
         return all(now <= was for now, was in zip(gauges(api), before, strict=True))
 
     eventually(is_nothing_left, "no stream and no session is left")
-    # Left out, as any topic that is missing.
+    # The topic is left out, like any missing topic.
     lenient = api.http.post("/v0/watch?lenient=true", json={"topics": {"none-of-it": {}}})
     assert good(lenient)["topics"] == {}
     lost = {"topics": {"none-of-it": {"consumer": "c"}, standing: {"consumer": "c"}}}

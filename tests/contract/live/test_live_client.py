@@ -24,7 +24,7 @@ from topics_server.client import (
 
 
 def restarted(server: Server, steps: list[Callable[[], object]]) -> threading.Thread:
-    """Do these things beside the reader."""
+    """Run these actions while the reader reads."""
 
     def run() -> None:
         for step in steps:
@@ -85,7 +85,7 @@ def test_a_reader_goes_on_over_restarts(own: NewServer, kind: str) -> None:
     assert [record.tag for record in records] == ["x", "x", "x", None, None, "x"]
     assert "topic-created" in [event.kind for event in found]
     assert all(event.cursor for event in found)
-    # The cursor of an event leads another reader on.
+    # Another reader can continue from the cursor of an event.
     server.api.add("orders.a", 7)
     with contextlib.closing(live(prefix="orders.", url=url, cursor=found[-1].cursor)) as events:
         more = next(event for event in events if event.records)

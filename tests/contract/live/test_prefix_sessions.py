@@ -47,7 +47,7 @@ def test_a_session_keeps_its_prefixes_and_places_over_kills_and_restarts(own: Ne
         found, last_id = records(stream, 2)
         assert sorted(record["data"] for record in found) == [number, number + 1]
         stream.close()
-    # It goes on waiting for the topic that it named; without an id, from where it was.
+    # The session still waits for its named topic; without an id it continues from its own position.
     stream = follow(api, url)
     api.add("x", 9)
     found, _ = records(stream, 1)
@@ -89,7 +89,7 @@ def test_a_key_follows_its_own_prefixes_only(own: NewServer) -> None:
 def test_nothing_of_a_prefix_is_left_behind(api: Api, topic: str) -> None:
     url = open_session(api, prefixes={f"{topic}.": {}})["stream_url"]
     streams = [follow(api, url) for _ in range(2)]
-    # The second took the session over.
+    # The second stream took the session over.
     until(streams[0], "error")
     api.add(f"{topic}.a", 1)
     assert records(streams[1], 1)[0][0]["data"] == 1

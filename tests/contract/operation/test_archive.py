@@ -1,4 +1,6 @@
-"""The continuous archive of a running server: its settings, its figures, and what a restore has."""
+"""The continuous archive of a running server: its settings, its metrics, and the content of a
+restore.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def figures(api: Api) -> Json:
 
 
 def archived(api: Api) -> Json:
-    """Return once everything is in the archive; the figures then."""
+    """Return once everything is in the archive; returns the metrics at that time."""
 
     def is_done() -> bool:
         shown = figures(api)
@@ -50,7 +52,7 @@ def archived(api: Api) -> Json:
 
 
 def told(api: Api) -> list[str] | None:
-    """The reasons of a degraded state, if it is one."""
+    """The reasons of `/v0/ready` if the server is degraded."""
     shown = good(api.http.get("/v0/ready"))
     assert shown["status"] == ("degraded" if "reasons" in shown else "ready")
     reasons: list[str] | None = shown.get("reasons")
@@ -167,7 +169,8 @@ def test_the_archive_is_written_at_the_rate_of_the_setting(
     archived(api)
     rng = random.Random(1)
     api.add("t", *[rng.randbytes(10_000).hex() for _ in range(10)])
-    # 100 kB at 20 kB a second; at full speed the archive is a second behind at most.
+    # At 20 kB a second, 100 kB take five seconds; at full speed the archive is a second behind at
+    # most.
     eventually(lambda: figures(api)["lag_seconds"] >= 2, "it is behind", within_s=60)
     api.add("t", 1)
     assert len(api.read_all("t")) == 12

@@ -152,7 +152,7 @@ def test_a_replaying_server_answers_probes_and_refuses_the_rest(
     for number in range(50):
         api.add(f"t{number}", *range(50))
     server.signal(signal.SIGKILL)
-    # The syncs of recovery take a while now.
+    # From now on the syncs of recovery take long.
     fault.write_text("0.5")
     server.process = server.spawn()
     seen: dict[str, list[httpx.Response]] = {}

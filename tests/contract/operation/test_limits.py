@@ -26,7 +26,7 @@ ALPHA, BETA = {"Authorization": "Bearer alpha"}, {"Authorization": "Bearer beta"
 
 @contextlib.contextmanager
 def connected(api: Api, sent: bytes = b"", *, small: bool = False) -> Iterator[socket.socket]:
-    """A socket of its own with some bytes sent; `small`: the kernel buffers little for it."""
+    """A new socket on which these bytes were sent; `small`: the kernel buffers little for it."""
     parts = urlsplit(api.url)
     with socket.socket() as sock:
         sock.settimeout(WITHIN_S)
@@ -53,7 +53,7 @@ def rest_of(sock: socket.socket) -> bytes:
 
 
 def is_ended(sock: socket.socket) -> bool:
-    """Whether the other side has closed, with nothing more to read."""
+    """Whether the other side has closed the connection and there is nothing more to read."""
     sock.setblocking(False)
     try:
         return sock.recv(1) == b""
@@ -87,7 +87,7 @@ def told(got: bytes) -> tuple[int, str]:
 
 @pytest.mark.connection(reason="the bounds of a head")
 def test_the_head_of_a_request_is_bounded(own: NewServer) -> None:
-    """§12: at the limit accepted, beyond it 414 or 431 with the limit."""
+    """§12: a head at the limit is accepted; a larger one gets 414 or 431 with the limit."""
     api = own(
         TOPICS_MAX_URL_BYTES="1024", TOPICS_MAX_HEADERS="16", TOPICS_MAX_HEADER_BYTES="1024"
     ).start()
@@ -260,7 +260,7 @@ def test_requests_of_one_key_are_capped(own: NewServer, topic: str, ending: str)
 
 
 def test_refused_requests_give_their_places_back(own: NewServer, topic: str) -> None:
-    """§11: also when a handler raises or the client disconnects. [11-15]"""
+    """§11: a slot is free again also when a handler raises or the client disconnects. [11-15]"""
     api = own(TOPICS_API_KEYS="alpha", TOPICS_MAX_INFLIGHT_PER_KEY="1").start()
     good(append(api, topic, ALPHA))
     for _ in range(5):
@@ -352,8 +352,8 @@ def test_without_keys_nothing_is_counted_by_key(own: NewServer, topic: str) -> N
 
 
 def test_topics_and_sessions_of_a_prefix_can_be_capped(own: NewServer) -> None:
-    """Ours: for each prefix of a key, for topics of every creator, over restarts, and again after
-    some are gone.
+    """Ours: the cap holds for each prefix of a key, whoever creates the topics, and over restarts;
+    deleted topics make room.
     """
     server = own(
         TOPICS_API_KEYS="alpha::one.|two.,beta::one.,root",

@@ -15,7 +15,7 @@ import pytest
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Server, eventually, good
 
-# The access log is that of `topics serve`; a host has its own.
+# Only `topics serve` writes this access log; a host application has its own.
 process = pytest.mark.connection(reason="the log is that of `topics serve`")
 
 SECRET = "sEcretOfOurs"
@@ -75,7 +75,7 @@ def test_sampled_logs_one_request_in_so_many(own: NewServer) -> None:
     for _ in range(100):
         good(api.http.get("/v0/health"))
     server.stop()
-    # The further ones waited for the server to be ready.
+    # The other requests waited until the server was ready.
     assert 10 <= len(requests_told(server)) <= 200
 
 

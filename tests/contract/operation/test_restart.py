@@ -396,7 +396,7 @@ def test_a_write_the_disk_refuses_is_429_and_loses_nothing(own: NewServer, topic
 
 
 def test_two_servers_do_not_share_a_directory(own: NewServer, topic: str) -> None:
-    """S: the second server refuses with a message that says so. [S-08]"""
+    """S: the second server refuses to start, with a message that gives the reason. [S-08]"""
     first = own()
     api = first.start()
     api.add(topic, 1)

@@ -19,7 +19,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def filled(api: Api) -> dict[str, Any]:
-    """One of each kind of state; what clients remember of it."""
+    """Make one of each kind of state; returns what clients remember of it."""
     api.put("t", {"durability": "fsync"})
     good(api.http.put("/v0/routers/r", json={"source": "t", "dest": "copies"}))
     api.add("t", *range(5), tag="x")
@@ -65,7 +65,7 @@ def test_everything_beside_the_records_is_restored(own: NewServer, tmp_path: Pat
     known = filled(api)
     shown = _shown(api)
     backed_up(api)
-    # Of the history that ends here.
+    # Records of the history that ends here.
     later = api.add("t", "later")["first_seq"]
     good(api.http.post("/v0/topics/t/consumers/c/commit", json={"seq": later}))
     server.signal(signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_everything_beside_the_records_is_restored(own: NewServer, tmp_path: Pat
 
 
 def _shown(api: Api) -> Json:
-    """The store as clients see it, without times of the answers."""
+    """The store as clients see it, without the timings in the answers."""
     view = good(api.http.get("/v0/topics/t/views/v/query/all?after=7"))
     router = good(api.http.get("/v0/routers/r"))
     stream = api.http.head(STREAM).headers
@@ -114,7 +114,7 @@ def _shown(api: Api) -> Json:
         "router": {name: router[name] for name in ("source", "dest")},
         "copies": [record["data"] for record in api.read_all("copies")],
         "jobs": api.get_state("jobs")["queue"],
-        # The view may be further: it passes the seqs that the restore skips.
+        # The view may be further ahead, because it passes the seqs that the restore skips.
         "view": (view["processed_sequence"] >= 7, view["rows"]),
         "stream": api.http.get(STREAM, params={"offset": "-1"}).text,
         "fork": api.http.get("/v1/stream/f", params={"offset": "-1"}).text,

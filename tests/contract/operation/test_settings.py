@@ -189,9 +189,8 @@ def test_the_background_sync_is_a_setting(own: NewServer, topic: str) -> None:
 
 
 def test_the_number_of_topics_can_be_capped(own: NewServer) -> None:
-    """§11, §0.6: creations by PUT and by append alike; existing topics are not refused.
-
-    [0.6-11, 11-02, 11-12, 11-13]
+    """§11, §0.6: the cap refuses creations by PUT and by append; writes to existing topics are
+    accepted. [0.6-11, 11-02, 11-12, 11-13]
     """
     api = own(TOPICS_MAX_TOPICS="2").start()
     api.put("one")

@@ -1,6 +1,7 @@
 """SIGTERM during a recovery and during a checkpoint: real processes, and their data afterwards.
 
-The duration of each is printed; its high bound only proves that the server ends by itself.
+The test prints the duration of each stop; its high limit only proves that the server ends by
+itself.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def sigterm(server: Server, what: str) -> Iterator[None]:
 
 
 def filled(api: Api) -> Json:
-    """The content of a store, none of which may be missing afterwards."""
+    """Fill a store; none of this content may be missing afterwards."""
     for number in range(BATCHES):
         rows = [{"data": number * BATCH + row, "tag": f"t{row % 3}"} for row in range(BATCH)]
         good(api.append("events", rows))
@@ -83,7 +84,9 @@ def faulty(own: NewServer, fault: Path, **env: str) -> Server:
 
 
 def progress_of(server: Server, client: httpx.Client) -> float | None:
-    """How far its recovery is, 1 when it is ready; None where it does not say."""
+    """The progress of the server's recovery, 1 when it is ready; None if the answer has no
+    progress.
+    """
     try:
         port = (server.directory / "port").read_text().strip()
         answer = client.get(f"http://127.0.0.1:{port}/v0/ready")
@@ -97,9 +100,9 @@ def progress_of(server: Server, client: httpx.Client) -> float | None:
 
 
 def wait_for_recovery(server: Server, *, is_replaying: bool) -> float:
-    """Wait until the server is in the middle of its recovery; how far its replay is.
-
-    On a busy machine the replay may be over before it is seen: then the server starts once more.
+    """Wait until the server is in the middle of its recovery; returns the progress of its replay.
+    On a busy machine the replay may be over before the test sees it: then the server starts once
+    more.
     """
     began = time.monotonic()
     with httpx.Client(trust_env=False, timeout=20) as client:
@@ -114,7 +117,7 @@ def wait_for_recovery(server: Server, *, is_replaying: bool) -> float:
 
 
 def is_late(began: float) -> bool:
-    """Whether it waits for its first syncs: nothing before them takes a second."""
+    """Whether the server waits for its first syncs: no step before them takes a second."""
     return time.monotonic() - began > 1
 
 
@@ -122,7 +125,9 @@ def is_late(began: float) -> bool:
 def test_sigterm_in_the_middle_of_a_recovery_loses_nothing(
     own: NewServer, tmp_path: Path, when: str
 ) -> None:
-    """Three times in a row, because an interrupted recovery may leave files for the next one."""
+    """The test stops the server three times in a row, because an interrupted recovery may leave
+    files for the next one.
+    """
     fault = tmp_path / "fault"
     server = faulty(own, fault)
     expected = filled(server.start())
@@ -146,7 +151,7 @@ def test_sigterm_in_the_middle_of_a_checkpoint_loses_nothing(
     own: NewServer, tmp_path: Path
 ) -> None:
     fault = tmp_path / "fault"
-    # The checkpoint begins after the filling, and its snapshot stays unfinished for long.
+    # The checkpoint begins after the store was filled, and its snapshot takes long to finish.
     server = faulty(own, fault)
     expected = filled(server.start())
     server.signal(signal.SIGKILL)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def inside() -> AsyncIterator[Api]:
-    """An application in this process: pressure on a real server cannot be timed."""
+    """An application in this process, because a test cannot time the pressure on a real server."""
     async with serving() as made:
         yield made
 
@@ -54,7 +54,7 @@ async def test_an_append_that_has_no_turn_is_429_with_when_to_come_again(
 async def test_an_append_without_backpressure_is_admitted_late(
     inside: Api, backlog: list[int]
 ) -> None:
-    """§0.6: whatever else the body contains. [0.6-15]"""
+    """§0.6: that holds whatever else the body contains. [0.6-15]"""
     waiting = asyncio.ensure_future(inside.append("jobs", 1, disable_backpressure=True))
     throttled(await inside.append("jobs", {"disable_backpressure": True}))
     throttled(await inside.append("jobs", 1, disable_backpressure=False))

@@ -68,7 +68,7 @@ class Queue:
         return jobs
 
     def soon(self, node: str = "a", most: int = 1, **fields: object) -> list[Json]:
-        """Claim until a job arrives, which must happen within a few seconds."""
+        """Repeat a claim until a job arrives, which must happen within a few seconds."""
         found: list[Json] = []
 
         def try_it() -> bool:

@@ -100,7 +100,9 @@ def test_a_seq_named_twice_counts_once(queue: Queue) -> None:
 
 
 def test_two_acks_at_once_complete_a_job_once(api: Api, topic: str) -> None:
-    """§10.4 [10.4-01, 10.4-02]: whichever counts, the job is gone for both and never returns."""
+    """§10.4 [10.4-01, 10.4-02]: one of the two acks counts; the job is gone for both and never
+    returns.
+    """
     queue = Queue.made(api, topic, durable=True, lease_ms=LONG_MS)
     seqs = queue.add(*range(40))
     queue.take("w", 40)
@@ -194,7 +196,9 @@ def test_extend_sets_the_deadline_from_now(queue: Queue, asked: int, effective: 
 
 
 def test_a_lease_may_be_cut_short_and_kept_alive(queue: Queue) -> None:
-    """§10.6 [10.6-01, 10.6-04, 10.3-02]: extend sets the deadline, it does not add."""
+    """§10.6 [10.6-01, 10.6-04, 10.3-02]: extend sets a new deadline; it does not add to the old
+    one.
+    """
     queue.take("w", 2)
     answer, before, after = within(lambda: queue.extend("w", [1], 0))
     assert before + 100 <= answer["deadlines"]["1"] <= after + 100
@@ -292,7 +296,9 @@ def test_before_any_claim_there_is_nothing_to_hold(queue: Queue, action: str) ->
 
 @pytest.mark.parametrize("action", COUNTED)
 def test_a_foreign_node_changes_nothing(queue: Queue, action: str) -> None:
-    """§10.4-§10.6 [10.4-02, 10.5-01, 10.6-02]: not even with the right token."""
+    """§10.4-§10.6 [10.4-02, 10.5-01, 10.6-02]: a foreign node is skipped even with the right
+    token.
+    """
     jobs = queue.take("owner", 3)
     before = _facts(queue)
     for node in ("thief", "Owner", "owner ", "owne"):
@@ -318,7 +324,7 @@ def test_acked_and_deleted_jobs_are_gone(queue: Queue, action: str) -> None:
 
 @pytest.mark.parametrize("action", COUNTED)
 def test_a_recreated_queue_knows_no_old_lease(queue: Queue, action: str) -> None:
-    """§10, §1.4 [10.4-02, 10.7-03]: the same name, the same seqs, another queue."""
+    """§10, §1.4 [10.4-02, 10.7-03]: name and seqs are the same, but the queue is another one."""
     old = queue.take("w", 3)
     good(queue.api.drop(queue.name))
     refused(queue.post(action, _body(action, "w", [1, 2, 3])), 404, "topic_not_found")

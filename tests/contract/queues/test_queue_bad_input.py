@@ -75,7 +75,8 @@ NODES: Final[dict[str, object]] = {
     "129 bytes": "n" * 129,
     "65 letters of two bytes": "ä" * 65,
 }
-# The refusal names those that have a name; a JSON reader may give up before on the others.
+# The refusal names fields where it can; for the others a JSON reader may give up before it reads
+# the name.
 NUMBERS: Final[dict[str, bytes]] = {
     "-1": b"-1",
     "1.0": b"1.0",
@@ -233,7 +234,8 @@ _add(
     ),
 )
 
-# --- what surrounds the body ----------------------------------------------------------------------
+# # --- headers, methods and paths
+# -------------------------------------------------------------------
 for _action in POSTS:
     _good = as_json(_body(_action))
     _target = f"/v0/topics/{{q}}/{_action}"
@@ -353,7 +355,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(
 
 
 def test_the_table_is_long_enough() -> None:
-    """At least 60 malformed requests, each of another kind. [10-04]"""
+    """There are at least 60 malformed requests, each of another kind. [10-04]"""
     CASES.check(60)
 
 
@@ -369,7 +371,9 @@ def test_unknown_fields_are_no_error(standing: Standing, topic: str) -> None:
 
 
 def test_limits_themselves_are_good(standing: Standing, topic: str) -> None:
-    """§10.2, §10.4, §11 [10.2-02, 10.4-06, 11-11]: the longest node, the most seqs."""
+    """§10.2, §10.4, §11 [10.2-02, 10.4-06, 11-11]: the longest node and the most seqs are
+    accepted.
+    """
     queue = Queue.made(standing.queue.api, topic, lease_ms=LONG_MS)
     queue.add(*range(1000))
     for node in ("n" * 128, "ä" * 64):

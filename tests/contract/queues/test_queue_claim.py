@@ -245,13 +245,14 @@ def test_a_waiting_claim_that_disconnected_leaves_no_lease(queue: Queue) -> None
     ghosts = [connected(queue.api.url) for _ in range(3)]
     for ghost in ghosts:
         ghost.sendall(head.encode() + body)
-    # Later claims have their answers, so these wait. A claim whose client disconnected before it
-    # was read would be served at once, because the server cannot know.
+    # Later claims have their answers, so the server has read these claims and they wait. If a
+    # client disconnected before its claim was read, the server could not know, and would serve the
+    # claim at once.
     for _ in range(3):
         assert queue.api.raw("GET", "/v0/health").status == 200
     for ghost in ghosts:
         reset(ghost)
-    # Answered behind the resets: so the server has seen them before the job comes.
+    # This answer comes after the resets, so the server has seen them before the job comes.
     for _ in range(3):
         assert queue.api.raw("GET", "/v0/health").status == 200
     queue.add("job")
@@ -277,7 +278,9 @@ def test_a_waiting_claim_gets_released_and_expired_jobs(queue: Queue) -> None:
 def test_a_waiting_claim_learns_of_leases_granted_meanwhile(
     api: Api, topic: str, durable: bool
 ) -> None:
-    """EXTENSIONS: wait_ms [10.2-14, 10.3-01]: one of two gets the job, the other its expiry."""
+    """EXTENSIONS: wait_ms [10.2-14, 10.3-01]: one of two claims gets the job; the other gets it
+    when the lease expires.
+    """
     queue = Queue.made(api, topic, leases_durable=durable, lease_ms=SHORT_MS)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(queue.take, f"w{n}", wait_ms=8000) for n in range(2)]
@@ -375,7 +378,7 @@ def _workers(queue: Queue, most: int, is_over: threading.Event) -> Callable[[int
 
 
 def test_waiting_workers_with_jitter_share_bursts_evenly(api: Api, topic: str) -> None:
-    """§10.2, within a tenth of each other [10.2-15]"""
+    """§10.2: the numbers of jobs differ by at most a tenth. [10.2-15]"""
     queue = Queue.made(api, topic, claim_jitter_ms=250)
     bursts, size = 6, 160
     is_over = threading.Event()

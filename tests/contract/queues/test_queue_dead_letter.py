@@ -1,7 +1,7 @@
 """§10.6: jobs delivered too often move to the dead-letter topic; a redrive moves them back.
 
-The server moves a job after the claim that found it dead: these tests wait for the result and never
-for a time.
+The server moves a job after the claim that found it dead, so these tests wait for the result and
+not for a fixed time.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_a_letter_is_the_record_byte_for_byte(queue: Queue, data: str) -> None:
 
 
 def test_stamps_do_not_count_against_the_bounds_of_meta(queue: Queue) -> None:
-    """S [S-59]: neither of keys nor of bytes."""
+    """S [S-59]: stamps count neither as keys nor as bytes."""
     keys = {f"k{n}": n for n in range(64)}
     size = {"k": "v" * (16 * 1024 - 8)}
     good(queue.api.append(queue.name, [{"data": 1, "meta": keys}, {"data": 2, "meta": size}]))
@@ -170,7 +170,9 @@ def test_without_a_limit_or_a_topic_jobs_come_without_end(
 
 
 def test_many_jobs_die_each_once(queue: Queue) -> None:
-    """§10.6 [10.6-05, 10.6-09]: claimed by many at once, each is one letter."""
+    """§10.6 [10.6-05, 10.6-09]: although many workers claim at once, each job becomes one dead
+    letter.
+    """
     queue.add(*range(200))
     _fail_all(queue)
     with ThreadPoolExecutor(8) as pool:
@@ -190,7 +192,7 @@ def test_live_jobs_are_not_held_up_by_dead_ones(queue: Queue) -> None:
 
 
 def test_the_dead_letter_topic_may_be_a_queue(queue: Queue) -> None:
-    """§10.6 [10.6-05, 10.6-06]: there a letter is a job like any other."""
+    """§10.6 [10.6-05, 10.6-06]: in such a topic a dead letter is a job like any other."""
     dead = Queue.made(queue.api, _dlq(queue))
     queue.add("bad", tag="t")
     _bury_all(queue, 1)
@@ -369,7 +371,7 @@ def test_a_redrive_takes_only_letters_of_this_queue(dead: Queue) -> None:
 
 
 def test_a_redrive_names_where_from(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]: also when the queue names no such topic any more."""
+    """EXTENSIONS: redrive [10.6-11]: `from` works even if the queue no longer names this topic."""
     dlq = _dlq(dead)
     dead.put()
     assert refused(dead.post("redrive", {"all": True}), 400, "invalid_request")["field"] == "from"
@@ -403,7 +405,7 @@ def test_redrives_at_once_bring_each_letter_back_once(queue: Queue) -> None:
 
 
 def test_a_redrive_into_a_full_queue_moves_nothing(api: Api, topic: str) -> None:
-    """EXTENSIONS: redrive [10.6-11]: the letters stay letters."""
+    """EXTENSIONS: redrive [10.6-11]: the dead letters stay where they are."""
     dlq = f"{topic}.dlq"
     config: Json = {"max_deliveries": 2, "dead_letter": dlq, "discard": "reject", "cap_records": 3}
     queue = Queue.made(api, topic, **config)

@@ -46,7 +46,9 @@ def _full_disk(server: Server) -> Iterator[None]:
 def test_a_job_with_an_ack_in_flight_is_given_to_no_worker(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """§10.4, §10.3 [10.4-08, 10.4-05]: not even past its deadline; a retry waits for the first."""
+    """§10.4, §10.3 [10.4-08, 10.4-05]: that holds even past its deadline; a repeated ack waits for
+    the first.
+    """
     fault = tmp_path / "fault"
     queue = Queue.made(_faulty(own, fault).start(), topic, durable=True)
     queue.add("job")
@@ -88,8 +90,8 @@ def test_soft_leases_wait_for_no_disk(own: NewServer, topic: str, tmp_path: Path
 
 
 def test_a_full_disk_leases_nothing_durably_and_loses_nothing(own: NewServer, topic: str) -> None:
-    """§10.2, §10.8, S [10.2-17, 10.8-06]: 429, nothing is leased; a stream gets an error and
-    continues.
+    """§10.2, §10.8, S [10.2-17, 10.8-06]: a claim gets 429 and leases nothing; a stream gets an
+    error and continues.
     """
     server = own(TOPICS_WAL_SHARDS="1")
     api = server.start()
@@ -136,7 +138,7 @@ def test_a_broken_disk_refuses_acks_and_durable_claims(
         body = {"node": "w", "seqs": [1], "lease_ms": LONG_MS}
         refused(durable.post(action, body), 503, "storage_read_only")
     refused(durable.post("claim", {"node": "w"}), 503, "storage_read_only")
-    # Soft leases need no journal; their acks do.
+    # Soft leases need no journal, but their acks do.
     jobs = soft.take("w")
     refused(soft.post("ack", {"node": "w", "seqs": seqs_of(jobs)}), 503, "storage_read_only")
     assert [record["data"] for record in api.read_all(soft.name)] == [1, 2, 3]
@@ -154,7 +156,7 @@ def test_a_broken_disk_refuses_acks_and_durable_claims(
 def test_a_stopping_server_answers_waiting_claims(
     own: NewServer, topic: str, jitter_ms: int
 ) -> None:
-    """§10.2, §0.6 [10.2-14]: at once, with nothing; the stop is clean."""
+    """§10.2, §0.6 [10.2-14]: the claims are answered at once, without jobs; the stop is clean."""
     server = own()
     queue = Queue.made(server.start(), topic, claim_jitter_ms=jitter_ms)
     wait_ms = 0 if jitter_ms else 30_000

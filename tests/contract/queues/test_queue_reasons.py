@@ -111,7 +111,7 @@ def test_a_reason_is_text(api: Api, topic: str, error: object) -> None:
     ],
 )
 def test_a_reason_outlives_a_restart(own: NewServer, is_durable: bool, again: Any) -> None:
-    """For a waiting job, and for one that was claimed since."""
+    """That holds for a waiting job, and for a job that was claimed since."""
     server = own()
     queue = made(server.start(), "jobs", leases_durable=is_durable, durability="fsync")
     queue.add(1, 2)
@@ -124,7 +124,7 @@ def test_a_reason_outlives_a_restart(own: NewServer, is_durable: bool, again: An
     queue.nack("w", seqs_of(queue.soon("w", 1)))
     found = letters(queue, 2)
     assert {each["data"]: each["meta"][STAMP] for each in found} == {1: "reason 1", 2: "reason 2"}
-    # Also for a dead letter, as long as it exists.
+    # A dead letter keeps its reason too, as long as it exists.
     queue.api = server.crash()
     assert {each["meta"][STAMP] for each in queue.api.read_all("jobs.dlq")} == {
         "reason 1",
@@ -148,7 +148,7 @@ def reasons(queue: Queue, action: str, node: str, seqs: list[int], **fields: obj
 
 @pytest.mark.parametrize("action", ["nack", "extend", "ack"])
 def test_each_skipped_seq_says_why(api: Api, topic: str, action: str) -> None:
-    """§10.4: additive; the seqs are still in `skipped`."""
+    """§10.4: `reasons` is an addition; the seqs are still in `skipped`."""
     queue = Queue.made(api, topic, lease_ms=LONG_MS)
     queue.add(1, 2, 3, 4, 5)
     [first] = queue.take("mine")

@@ -91,7 +91,7 @@ def test_after_a_kill_soft_leases_are_gone(own: NewServer, topic: str) -> None:
 
 
 def test_counts_after_a_kill_are_those_of_the_last_checkpoint(own: NewServer, topic: str) -> None:
-    """S [S-68]: the checkpoint of a clean stop, here."""
+    """S [S-68]: here a clean stop made the last checkpoint."""
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     queue.add("job")
@@ -106,7 +106,9 @@ def test_counts_after_a_kill_are_those_of_the_last_checkpoint(own: NewServer, to
 
 
 def test_durable_counts_never_go_down(own: NewServer, topic: str) -> None:
-    """S, §10.1 [10.3-04, 10.6-05]: so a job that kills its server dies itself in the end."""
+    """S, §10.1 [10.3-04, 10.6-05]: so a job that kills its server becomes a dead letter in the
+    end.
+    """
     server = own()
     queue = Queue.made(
         server.start(),
@@ -150,7 +152,7 @@ def test_a_kill_of_the_server_takes_no_job_from_a_live_stream_holder(
 
 
 def test_a_work_stream_requested_during_replay_is_never_refused(own: NewServer, topic: str) -> None:
-    """§10.8, §8.2: a browser gives up for ever on a 503: it waits instead. [10.8-12]"""
+    """§10.8, §8.2: the request waits, because a browser gives up for ever after a 503. [10.8-12]"""
     server = own()
     queue = Queue.made(server.start(), topic)
     for _ in range(6):
@@ -245,7 +247,9 @@ def test_delays_are_kept(own: NewServer, topic: str) -> None:
 
 
 def test_dead_letters_are_kept_once(own: NewServer, topic: str) -> None:
-    """§10.6, §10.7 [10.6-12, 10.7-01]: also where the two topics have different journals."""
+    """§10.6, §10.7 [10.6-12, 10.7-01]: that also holds if the two topics are on different
+    shards.
+    """
     server = own(TOPICS_WAL_SHARDS="3")
     dlq = f"{topic}.dlq"
     queue = Queue.made(server.start(), topic, max_deliveries=1, dead_letter=dlq, lease_ms=LONG_MS)
@@ -288,7 +292,9 @@ def test_a_kill_amid_moves_loses_and_doubles_nothing(own: NewServer, topic: str,
 
 
 def test_letters_honour_the_class_of_their_topic(own: NewServer, topic: str) -> None:
-    """§0.10, S [0.10-24]: what an ephemeral topic took is gone, what another took is there."""
+    """§0.10, S [0.10-24]: letters in an ephemeral topic are gone, letters in another topic are
+    kept.
+    """
     server = own()
     api = server.start()
     good(api.put("gone", {"durability": "ephemeral"}))
@@ -310,7 +316,7 @@ def test_letters_honour_the_class_of_their_topic(own: NewServer, topic: str) -> 
 
 
 def test_lease_ids_never_come_again(own: NewServer, topic: str) -> None:
-    """§10.2 [10.2-06, 10.4-03]: over restarts of every kind, deletion and recreation."""
+    """§10.2 [10.2-06, 10.4-03]: that holds over restarts of every kind, deletion and recreation."""
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     seen: list[str] = []
@@ -344,7 +350,9 @@ def test_a_deleted_queue_leaves_no_lease_behind(own: NewServer, topic: str) -> N
 
 
 def test_sealed_jobs_are_claimed_like_any(own: NewServer, topic: str) -> None:
-    """§10.2 [10.2-01]: jobs whose records left the memory long ago, also after restarts."""
+    """§10.2 [10.2-01]: workers can claim jobs whose records are no longer in memory, also after
+    restarts.
+    """
     server = own(
         TOPICS_SEGMENT_MAX_EVENTS="50",
         TOPICS_SEGMENT_MAX_AGE_MS="200",

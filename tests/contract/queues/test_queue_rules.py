@@ -127,7 +127,7 @@ def test_a_delete_takes_leased_jobs_with_their_leases(queue: Queue, how: Json) -
 
 
 def test_a_delete_takes_jobs_that_wait(queue: Queue) -> None:
-    """§5 [10.7-04]: fresh, given back and delayed ones."""
+    """§5 [10.7-04]: a delete also removes unclaimed, released and delayed jobs."""
     queue.take("w", 3)
     queue.nack("w", [1])
     queue.nack("w", [2], delay_ms=LONG_MS)
@@ -155,7 +155,7 @@ def test_a_cap_evicts_leased_jobs(api: Api, topic: str) -> None:
 
 
 def test_a_reject_queue_is_full_until_an_ack(api: Api, topic: str) -> None:
-    """§0.10, S [10.7-04]: a lease makes no room, an ack does."""
+    """§0.10, S [10.7-04]: a lease does not make room, but an ack does."""
     queue = Queue.made(api, topic, cap_records=2, discard="reject", lease_ms=LONG_MS)
     queue.add(1, 2)
     queue.take("w", 2)
@@ -397,7 +397,7 @@ def test_the_lease_log_has_the_life_of_jobs(api: Api, topic: str, names: Names) 
 
 
 def test_a_queue_without_a_lease_log_writes_none(queue: Queue, names: Names) -> None:
-    """EXTENSIONS: lease_log [10.7-08]: a PUT without it ends it."""
+    """EXTENSIONS: lease_log [10.7-08]: a PUT without `lease_log` turns the log off."""
     log = names("lease-log")
     queue.put(lease_log=log)
     queue.take("w")
@@ -459,7 +459,7 @@ def test_queues_work_alike_in_every_class(
 
 
 def test_the_clock_of_a_lease_is_the_servers(own: NewServer, topic: str) -> None:
-    """§10.2, §10.3 [10.2-07, 10.3-01]: a lease also ends without any request."""
+    """§10.2, §10.3 [10.2-07, 10.3-01]: a lease ends at its deadline even without any request."""
     queue = Queue.made(own().start(), topic)
     queue.add(1)
     [job] = queue.take("w", lease_ms=SHORT_MS)

@@ -182,7 +182,7 @@ def test_max_of_a_stream_is_clamped(own: NewServer, topic: str, opened: Opened) 
 
 @pytest.mark.parametrize("how", ["close", "vanish"])
 def test_jobs_of_a_stream_are_released_at_its_end(queue: Queue, opened: Opened, how: str) -> None:
-    """§10.8 [10.8-07]: leases of the same node from a claim, and of its other stream, stay."""
+    """§10.8 [10.8-07]: the node keeps its leases from a claim and those of its other stream."""
     queue.add(*range(1, 7))
     polled = queue.take("w", 2)
     one, other = opened(queue, max=2), opened(queue, max=2)
@@ -229,7 +229,7 @@ def test_streams_and_claims_share_a_window(api: Api, topic: str, opened: Opened)
 
 
 def test_a_stream_hears_that_its_queue_is_gone(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-06]: a terminal error, and the stream ends by itself."""
+    """§10.8 [10.8-06]: the stream sends a last error and ends by itself."""
     queue.add(1)
     stream = opened(queue)
     _jobs(stream, 1)
@@ -244,7 +244,7 @@ def test_a_stream_hears_that_its_queue_is_gone(queue: Queue, opened: Opened) -> 
 
 
 def test_a_stream_of_a_queue_does_not_outlive_it(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-06]: recreated as a queue, it is another queue."""
+    """§10.8 [10.8-06]: a queue recreated under the name is another queue."""
     stream = opened(queue)
     stream.comment(0)
     good(queue.api.drop(queue.name))
@@ -255,7 +255,7 @@ def test_a_stream_of_a_queue_does_not_outlive_it(queue: Queue, opened: Opened) -
 
 
 def test_streams_count_as_connections(own: NewServer, topic: str, opened: Opened) -> None:
-    """§11 [10.8-11]: and give their place back."""
+    """§11 [10.8-11]: streams count while they are open, and free their slot at their end."""
     queue = Queue.made(own(TOPICS_MAX_SSE_CONNECTIONS="2").start(), topic)
     one, _ = opened(queue), opened(queue)
     answer = opened(queue).refusal()
@@ -322,7 +322,7 @@ def test_a_malformed_work_query_is_refused(queue: Queue, query: str) -> None:
 def test_a_stopping_server_ends_streams_and_releases_their_jobs(
     own: NewServer, topic: str, opened: Opened
 ) -> None:
-    """§10.8, S [10.8-07, S-68]: claims of the same node keep theirs."""
+    """§10.8, S [10.8-07, S-68]: jobs that the same node claimed stay leased."""
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     queue.add(1, 2)

@@ -68,7 +68,7 @@ def storm(server: Server, kills: int, place: Callable[[Api], str]) -> dict[int, 
     """
     server.env = {**server.env, "TOPICS_PORT": str(lasting_port())}
     where = place(server.start())
-    # One claims its epoch, the others get one.
+    # The first producer claims an epoch itself, the others are given one.
     writers = [Writer(n, where, epoch=None if n == 0 else 5) for n in range(3)]
     try:
         for _ in range(kills):

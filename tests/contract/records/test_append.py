@@ -156,7 +156,7 @@ def test_meta_is_an_object_of_at_most_64_keys_and_16_kib(api: Api, topic: str) -
 
 
 def test_keys_inside_nested_meta_do_not_count(api: Api, topic: str) -> None:
-    """§2: 64 keys are the keys of the object itself. [2-10]"""
+    """§2: the limit of 64 keys applies to the outer object only. [2-10]"""
     good(api.append(topic, [{"data": 0, "meta": {"k": {f"n{n}": n for n in range(100)}}}]))
 
 
@@ -319,7 +319,7 @@ def test_room_made_by_deletes_is_room(api: Api, topic: str) -> None:
 
 
 def test_room_made_by_expiry_is_room(api: Api, topic: str) -> None:
-    """S: an expired record is not retained. [S-47, 0.10-06]"""
+    """S: an expired record no longer counts for the cap. [S-47, 0.10-06]"""
     api.put(topic, {"discard": "reject", "cap_records": 2, "ttl_ms": 200})
     api.add(topic, 1, 2)
 
@@ -346,7 +346,7 @@ def test_an_acknowledged_append_is_visible_at_once(api: Api, topic: str) -> None
 
 
 def test_concurrent_writers_get_seqs_of_their_own(api: Api, topic: str) -> None:
-    """§2: atomic and contiguous also under concurrency. [2-01, 2-17]"""
+    """§2: appends stay atomic and their seqs contiguous under concurrency. [2-01, 2-17]"""
     seqs: list[list[int]] = []
 
     def write(writer: int) -> None:

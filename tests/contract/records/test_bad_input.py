@@ -63,7 +63,8 @@ for _what, _body in NOT_JSON.items():
     _add(f"diff: {_what}", Bad("POST", "/v0/topics/{t}/diff", _body))
     _add(f"delete: {_what}", Bad("POST", "/v0/topics/{t}/delete", _body))
 
-# --- data and meta: valid grammar is all that is asked, and it is asked ---------------------------
+# # --- data and meta: the server checks the grammar, and nothing else
+# -------------------------------
 BAD_VALUES: Final[dict[str, bytes]] = {
     "a leading zero": b"01",
     "a leading plus": b"+1",
@@ -663,7 +664,7 @@ def test_a_malformed_request_is_refused_and_leaves_nothing(
 
 
 def test_the_table_is_long_enough() -> None:
-    """At least 150 malformed requests, each of another kind. [0.6-12]"""
+    """There are at least 150 malformed requests, each of another kind. [0.6-12]"""
     CASES.check(150)
 
 
@@ -684,7 +685,7 @@ def test_the_table_is_long_enough() -> None:
 def test_bytes_that_are_no_http_get_no_500_and_harm_no_client(
     api: Api, request_bytes: bytes
 ) -> None:
-    """§0.6: the parser's own refusals; the server continues. [0.6-12]"""
+    """§0.6: the parser refuses these bytes itself, and the server continues. [0.6-12]"""
     parts = urlsplit(api.url)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -701,7 +702,7 @@ def test_bytes_that_are_no_http_get_no_500_and_harm_no_client(
 
 
 def test_a_body_that_never_comes_whole_stores_nothing(api: Api, topic: str) -> None:
-    """§2: the client disconnected in the middle of its request. [2-17]"""
+    """§2: the client disconnects in the middle of its request. [2-17]"""
     parts = urlsplit(api.url)
     assert parts.hostname is not None
     assert parts.port is not None

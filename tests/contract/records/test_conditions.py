@@ -130,7 +130,7 @@ def test_a_condition_that_fails_leaves_the_producers_seq_unused(api: Api, topic:
     assert good(stamped(0, {"head_seq": 0}))["condition"] == "met"
     refused(stamped(1, {"head_seq": 0}), *FAILED)
     assert good(stamped(1, {"head_seq": 1}))["first_seq"] == 2
-    # The producer's repeat counts before the condition.
+    # The server recognizes a producer's repeat before it checks the condition.
     assert stamped(1, {"head_seq": 1}).status_code == 204
     assert _head(api, topic) == 2
 
@@ -221,7 +221,7 @@ def test_conditions_are_forgotten_by_a_restart_and_their_records_are_not(own: Ne
     assert good(_if(api, "t", {"exists": False}, tag="a"))["condition"] == "met"
     assert good(_if(api, "t", {"head_seq": 1}, tag="b"))["condition"] == "met"
     api = server.crash()
-    # Replay evaluates no condition: `exists` was false, and `head_seq` is another by now.
+    # Replay evaluates no condition: by now `exists: false` and the given `head_seq` no longer hold.
     assert [record["$seq"] for record in api.read_all("t")] == [1, 2]
     assert refused(_if(api, "t", {"none_match": "b"}), *FAILED)["seq"] == 2
     server.stop()

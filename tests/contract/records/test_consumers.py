@@ -36,7 +36,7 @@ def test_a_consumer_begins_where_it_is_told(api: Api, topic: str) -> None:
     assert (made.json()["seq"], made.json()["lag"], made.json()["created"]) == (0, 3, True)
     for name, start, seq in (("head", "head", 3), ("two", 2, 2), ("beyond", 9, 3)):
         assert good(put(api, topic, name, **{"from": start}))["seq"] == seq
-    # One that exists stays where it is.
+    # An existing consumer stays where it is.
     again = put(api, topic, "two", **{"from": "head"})
     assert (again.status_code, again.json()["created"], again.json()["seq"]) == (200, False, 2)
 
@@ -93,7 +93,7 @@ def test_ack_auto_commits_what_the_client_presents(api: Api, topic: str) -> None
     assert (seqs(first), where(api, topic)["seq"]) == ([1, 2], 0)
     second = api.read(topic, consumer="c", ack="auto", limit=2, from_seq=first["next_from_seq"])
     assert (seqs(second), where(api, topic)["seq"]) == ([3, 4], 2)
-    # A client that lost its place gets what was not committed: at least once.
+    # A client that lost its position gets the records after the last commit again: at least once.
     assert seqs(api.read(topic, consumer="c", ack="auto")) == [3, 4, 5]
 
 

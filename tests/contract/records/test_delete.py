@@ -70,7 +70,7 @@ def test_an_exact_match_hits_that_tag_alone(api: Api, tagged: str, match: object
 
 @pytest.mark.parametrize("tag", ["ab", "ä", "A", "chat-42:1", "*", "a*", ""])
 def test_every_tag_can_be_matched_exactly(api: Api, tagged: str, tag: str) -> None:
-    """§5, S: a star in a bare string or in Eq is a star. [5-05, 5-07, S-43]"""
+    """§5, S: in a bare string and in Eq a star is an ordinary character. [5-05, 5-07, S-43]"""
     assert good(api.delete(tagged, match=["tag", "Eq", tag]))["deleted"] == 1
     assert _left(api, tagged) == [t for t in TAGS if t != tag]
     api.append(tagged, [{"data": "again", "tag": tag}])

@@ -110,7 +110,9 @@ def test_meta_is_shown_unless_refused(api: Api, topic: str) -> None:
 def test_the_shown_fields_do_not_depend_on_the_page(
     api: Api, topic: str, include_tags: bool, include_meta: bool
 ) -> None:
-    """§3: any cursor and limit cut the same list. [3-05, 3-06, 3.2-04, 3.1-01]"""
+    """§3: any cursor and limit select from the same list of records. [3-05, 3-06, 3.2-04,
+    3.1-01]
+    """
     for start in range(0, 600, 60):
         api.append(
             topic,
@@ -188,7 +190,7 @@ def test_a_waiting_read_ends_empty_when_the_time_is_up(api: Api, topic: str) -> 
 
 @pytest.mark.parametrize("wait_ms", [30_001, 2**32 - 1])
 def test_a_longer_wait_is_clamped_not_refused(api: Api, topic: str, wait_ms: int) -> None:
-    """§3: accepted, and woken like any other. [3-10, 3-16]"""
+    """§3: such a read is accepted, and a new record wakes it like any other. [3-10, 3-16]"""
     api.put(topic)
     timer = _later(0.2, lambda: api.add(topic, 1))
     assert len(api.read(topic, wait_ms=wait_ms)["records"]) == 1
@@ -229,7 +231,7 @@ def test_a_wait_that_saw_only_hidden_records_moves_its_cursor(api: Api, topic: s
 
 
 def test_a_waiting_read_of_a_topic_that_is_deleted_ends(api: Api, topic: str) -> None:
-    """§3: the read gets an answer that the topic is gone. [3-15]"""
+    """§3: the read gets 404 when the topic is deleted. [3-15]"""
     api.put(topic)
     timer = _later(0.3, lambda: api.drop(topic))
     answer = api.diff(topic, wait_ms=5_000)

@@ -160,7 +160,9 @@ def test_a_closed_range_is_validated_by_its_etag(api: Api, filled: str) -> None:
 def test_a_page_whose_times_move_gets_another_etag(
     api: Api, topic: str, query: str, margin_ms: int
 ) -> None:
-    """A duration names another time at each request: what leaves its range leaves the page."""
+    """A duration gives another time at each request: records that leave the range leave the
+    page.
+    """
     good(api.append(topic, [{"data": 1}]))
     first_ts = api.read(topic)["records"][0]["$ts"]
     eventually(lambda: time.time() * 1000 > first_ts + 200, "the second record is younger")
@@ -191,7 +193,9 @@ def test_pages_of_lines_and_of_json_vary_by_accept(api: Api, filled: str) -> Non
 
 @pytest.mark.parametrize("path", ["records?limit=2", "records?limit=1&order=desc&before_seq=3"])
 def test_a_store_begun_anew_does_not_validate_pages_of_another(own: NewServer, path: str) -> None:
-    """Its first topic has the same id, epoch and seqs; nothing else tells its records apart."""
+    """The first topic of the new store has the same id, epoch and seqs; only the store
+    distinguishes its records.
+    """
     answers: list[httpx.Response] = []
     for data in (1, 2):
         server = own()

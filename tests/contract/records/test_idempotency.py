@@ -226,14 +226,16 @@ def test_only_the_missing_records_of_a_batch_are_appended(api: Api, topic: str) 
 
 
 def test_the_base_key_is_no_key_itself(api: Api, topic: str) -> None:
-    """A call under the base key is another call, before and after."""
+    """A call with the base key alone is another call, whether it comes before or after the
+    batch.
+    """
     good(api.append(topic, [{"data": 1}], idempotency_key="b"))
     assert _batch(api, topic, 2, 3)["deduped"] is False
     assert good(api.append(topic, [{"data": 4}], idempotency_key="b"))["seqs"] == [1]
 
 
 def test_the_base_key_may_come_as_a_header(api: Api, topic: str) -> None:
-    """§0.8: as for the key of a call. [V-11]"""
+    """§0.8: that is as for the key of a call. [V-11]"""
     for deduped in (False, True):
         answer = _keyed(api, topic, "b", idempotency="per_record")
         assert (answer["deduped"], answer["seqs"]) == (deduped, [1])
@@ -241,7 +243,7 @@ def test_the_base_key_may_come_as_a_header(api: Api, topic: str) -> None:
 
 
 def test_null_is_no_key_for_each_record(api: Api, topic: str) -> None:
-    """An explicit null is absent."""
+    """An explicit null counts as absent."""
     records = [{"data": 1}, {"data": 2}]
     for deduped in (False, True):
         answer = good(api.append(topic, records, idempotency_key="k", idempotency=None))
@@ -279,7 +281,7 @@ def test_a_key_with_its_suffix_has_at_most_256_characters(api: Api, topic: str) 
 
 
 def test_keys_of_records_need_a_base_key(api: Api, topic: str) -> None:
-    """Without one every retry would append again. [V-16]"""
+    """Without a base key every retry would append again. [V-16]"""
     answer = api.append(topic, [{"data": 1}], idempotency="per_record")
     assert refused(answer, 400, "invalid_request")["field"] == "idempotency_key"
     refused(api.state(topic), 404, "topic_not_found")
@@ -298,7 +300,7 @@ def test_keys_of_records_do_not_go_with_a_producer(api: Api, topic: str) -> None
 
 
 def test_a_condition_counts_for_a_batch_with_missing_records(api: Api, topic: str) -> None:
-    """The keys are asked first, then the condition: as for a call with one key."""
+    """The server checks the keys first, then the condition, as for a call with one key."""
     held = _batch(api, topic, 1, 2, if_={"exists": False})
     assert (held["condition"], held["seqs"]) == ("met", [1, 2])
     repeated = _batch(api, topic, 1, 2, if_={"exists": False})
@@ -337,7 +339,7 @@ def test_delays_stay_with_their_records(api: Api, topic: str) -> None:
 
 
 def test_keys_of_records_expire_with_the_window(api: Api, topic: str) -> None:
-    """§0.8: each key for itself. [V-15]"""
+    """§0.8: each key expires by itself. [V-15]"""
     api.put(topic, {"idempotency_window_ms": 300})
     assert _batch(api, topic, 1, 2)["seqs"] == [1, 2]
     time.sleep(0.6)
@@ -368,7 +370,7 @@ def test_keys_of_records_are_one_for_http_and_websocket(
 
 @pytest.mark.parametrize("how", ["clean stop", "kill -9"])
 def test_keys_of_records_survive_a_restart(own: NewServer, topic: str, how: str) -> None:
-    """S-15 of each key; also those of a batch that was partly stored. [V-17]"""
+    """S-15 holds for each key, also for those of a batch that was partly stored. [V-17]"""
     server = own()
     api = server.start()
     api.put(topic, {"durability": "fsync"})

@@ -1,4 +1,4 @@
-"""Producer headers on `/v0`: accepted, repeated, fenced, gaps; over restarts and races."""
+"""Producer headers on `/v0`: accepted, repeated and fenced requests, gaps, restarts and races."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_each_next_request_is_accepted_once(api: Api, topic: str, durability: st
 
 
 def test_the_first_request_may_create_the_topic(api: Api, topic: str) -> None:
-    """P: a repeat of it too is 204, and nothing is made for one that is refused. [P-04]"""
+    """P: a repeat of the creating request gets 204, and a refused request creates nothing.
+    [P-04]
+    """
     refused(_send(api, topic, _headers(0, 3)), 409, "producer_seq_conflict")
     assert api.state(topic).status_code == 404
     made = _send(api, topic, _headers(4, 0), "a", config={"durability": "fsync"})
@@ -191,7 +193,8 @@ def test_an_id_that_is_no_text_is_400(api: Api, topic: str) -> None:
     assert refused(answer, 400, "invalid_request") == {"field": "Producer-Id"}
 
 
-# --- together with everything else ----------------------------------------------------------------
+# # --- producers together with other features
+# -------------------------------------------------------
 
 
 def test_a_refused_append_does_not_move_its_producer(api: Api, topic: str) -> None:
@@ -311,7 +314,7 @@ def test_of_many_with_the_same_request_one_is_accepted(
 
 
 def test_requests_sent_one_behind_another_are_successors(api: Api, topic: str) -> None:
-    """P: pipelined on one connection, without waiting for the previous answer."""
+    """P: the client pipelines the requests on one connection, without waiting for answers."""
     api.put(topic, {"durability": "fsync"})
     body = b'{"records":[{"data":1}]}'
     requests = b"".join(

@@ -68,7 +68,9 @@ def test_meta_comes_back_byte_for_byte(api: Api, topic: str, value: bytes) -> No
 
 
 def test_white_space_around_a_value_is_not_part_of_it(api: Api, topic: str) -> None:
-    """S: the value's own bytes, not those of the request around it. [S-01]"""
+    """S: only the value's own bytes are kept, not the white space around it in the request.
+    [S-01]
+    """
     assert _append(api, topic, b'\n{\t"data"\r:\n "x" \t, "meta" : {} }\n') == 201
     body = _diff(api, topic)
     assert re.search(rb'"data": ?"x"[,}]', body)
@@ -76,7 +78,7 @@ def test_white_space_around_a_value_is_not_part_of_it(api: Api, topic: str) -> N
 
 
 def test_many_records_keep_their_own_bytes(api: Api, topic: str) -> None:
-    """S: across the rendered blocks of one page and of several. [S-01]"""
+    """S: that holds across the rendered blocks of one page and of several pages. [S-01]"""
     values = [b'{ "n":%d , "pad":"%s"}' % (n, b"p" * (n % 97)) for n in range(1500)]
     records = b",".join(b'{"data":' + value + b"}" for value in values)
     assert api.raw("POST", f"/v0/topics/{topic}", b'{"records":[' + records + b"]}", JSON).status

@@ -230,7 +230,7 @@ class Standing:
 
 @pytest.fixture(scope="module")
 def standing(api: Api) -> Standing:
-    """A router whose three records are forwarded, and a topic beside."""
+    """A router whose three records are forwarded, and another topic."""
     names = {mark: new_name(f"standing-{mark}") for mark in "sde"}
     source, dest, beside = names.values()
     routing = Routing(api)
@@ -271,7 +271,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(
 
 
 def test_the_table_is_long_enough() -> None:
-    """At least 40 malformed requests, each of another kind. [6-12]"""
+    """There are at least 40 malformed requests, each of another kind. [6-12]"""
     CASES.check(40)
 
 
@@ -285,7 +285,7 @@ def test_unknown_fields_are_no_error(api: Api, names: Callable[[str], str]) -> N
 
 
 def test_limits_themselves_are_good(api: Api, names: Callable[[str], str]) -> None:
-    """§6 [6-03]: the longest names, the largest page."""
+    """§6 [6-03]: the longest names and the largest page are accepted."""
     a, b = names("a").ljust(255, "x"), names("b").ljust(255, "x")
     name = names("r").ljust(254, ".") + ">"
     routing = Routing(api)

@@ -19,7 +19,8 @@ from tests.contract.routers.routing import DEFINITION, Routing, datas_of
 
 HOWS = ["clean stop", "kill -9"]
 CRASHES = 3
-# Checkpoints and sealing all the time, destinations on other shards than their sources.
+# # These settings make the server take checkpoints and seal all the time, and put destinations on
+# other shards than their sources.
 BUSY = {
     "TOPICS_WAL_SHARDS": "4",
     "TOPICS_CHECKPOINT_INTERVAL_MS": "20",
@@ -137,7 +138,9 @@ def test_a_backlog_is_forwarded_after_a_restart(own: NewServer, how: str) -> Non
 
 @pytest.mark.parametrize("how", HOWS)
 def test_deleted_and_evicted_copies_stay_gone(own: NewServer, how: str) -> None:
-    """S, §6 [S-26, 6-10]: they are not forwarded again, with and without evidence of them."""
+    """S, §6 [S-26, 6-10]: such copies are not forwarded again, whether or not the destination still
+    shows that they existed.
+    """
     server = own()
     routing = Routing(server.start())
     api = routing.api
@@ -168,7 +171,9 @@ def test_deleted_and_evicted_copies_stay_gone(own: NewServer, how: str) -> None:
 def test_a_copy_survives_whatever_happened_to_where_it_came_from(
     own: NewServer, how: str, fate: str
 ) -> None:
-    """§6 [6-01, 6-05, 6-06]: also where its payload was not written a second time."""
+    """§6 [6-01, 6-05, 6-06]: that holds even if the copy's payload was not written a second
+    time.
+    """
     server = own()
     routing = Routing(server.start())
     api = routing.api
@@ -268,7 +273,9 @@ def test_copies_honour_the_class_of_their_destination(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_exactly_once_holds_up_to_an_ephemeral_topic(own: NewServer, how: str) -> None:
-    """S, §6 [S-32, 6-09]: behind it copies may come again, none is lost; beside it none doubles."""
+    """S, §6 [S-32, 6-09]: after an ephemeral topic copies may come again, but none is lost; in
+    other topics no copy is doubled.
+    """
     server = own()
     routing = Routing(server.start())
     good(routing.api.put("hot", {"durability": "ephemeral"}))
@@ -290,7 +297,7 @@ def test_exactly_once_holds_up_to_an_ephemeral_topic(own: NewServer, how: str) -
 
 @pytest.mark.parametrize("how", HOWS)
 def test_keys_of_exactly_once_are_the_same_after_a_restart(own: NewServer, how: str) -> None:
-    """§6 [6-09]: also for who makes the router again."""
+    """§6 [6-09]: also for a client that makes the router again."""
     server = own()
     routing = Routing(server.start())
     once: Any = {"guarantee": "exactly_once", "from": "earliest"}

@@ -40,7 +40,7 @@ def ends(names: Names) -> tuple[str, str]:
 
 
 def test_every_record_is_copied_in_order(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6 [6-01, 6-07]: appended one by one or many at once."""
+    """§6 [6-01, 6-07]: that holds for records appended one by one and many at once."""
     source, dest = ends
     router = routing.made(source, dest)
     for first in range(0, 3000, 500):
@@ -151,7 +151,7 @@ def test_a_filter_takes_the_tuples_of_deletes(
 def test_copies_are_read_like_other_records(
     routing: Routing, ends: tuple[str, str], clients: Clients
 ) -> None:
-    """§6, §7, §10 [6-01, 6-22]: by diff, by a stream, as jobs."""
+    """§6, §7, §10 [6-01, 6-22]: readers get copies by diff, by a stream and as jobs."""
     source, dest = ends
     api = routing.api
     queue = Queue.made(api, f"{dest}.jobs")
@@ -185,11 +185,12 @@ def test_direct_writes_and_copies_share_a_log(routing: Routing, ends: tuple[str,
     assert [data for data in found if isinstance(data, str)] == [f"direct {n}" for n in range(100)]
 
 
-# --- where routers lead ---------------------------------------------------------------------------
+# # --- chains, fans and cycles
+# ----------------------------------------------------------------------
 
 
 def test_chains_and_fans(routing: Routing, names: Names) -> None:
-    """§6 [6-01, 6-07]: a chain longer than the hop cap, because it has no cycle."""
+    """§6 [6-01, 6-07]: a chain may be longer than the hop cap, because it has no cycle."""
     stops = [names("stop") for _ in range(12)]
     chain = [routing.made(a, b) for a, b in itertools.pairwise(stops)]
     leaves = [names("leaf") for _ in range(20)]
@@ -203,7 +204,7 @@ def test_chains_and_fans(routing: Routing, names: Names) -> None:
 def test_several_routers_may_join_the_same_two_topics(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-11, 6-17]: one source, so no fan-in."""
+    """§6 [6-11, 6-17]: the destination still has one source, so this is no fan-in."""
     source, dest = ends
     routers = [
         routing.made(source, dest, f"{dest}.{tag}", filter=["tag", "Eq", tag]) for tag in "ab"
@@ -217,7 +218,7 @@ def test_several_routers_may_join_the_same_two_topics(
 
 
 def test_a_destination_has_one_source(routing: Routing, names: Names) -> None:
-    """§6 [6-11]: diamonds too; a refused router leaves nothing behind."""
+    """§6 [6-11]: diamonds are refused too; a refused router creates nothing."""
     a, b, c, d = (names(letter) for letter in "abcd")
     for source, dest in ((a, b), (a, c), (b, d)):
         routing.made(source, dest)
@@ -259,7 +260,9 @@ def test_a_cycle_is_refused_with_its_topics(routing: Routing, names: Names) -> N
 def test_only_the_router_that_closes_a_cycle_needs_allow_cycle(
     routing: Routing, names: Names
 ) -> None:
-    """§6 [6-19, 6-20]: the others may be changed as before, but not the one that has leave."""
+    """§6 [6-19, 6-20]: the other routers may be changed as before, but the one with `allow_cycle`
+    must keep it.
+    """
     a, b = names("a"), names("b")
     there = routing.made(a, b)
     back = routing.made(b, a, allow_cycle=True)
@@ -293,7 +296,7 @@ def test_in_a_cycle_copies_end_at_the_hop_cap(routing: Routing, names: Names) ->
 
 
 def test_a_node_never_gets_back_its_own_records(routing: Routing, names: Names) -> None:
-    """§6, §4 [6-34]: through a chain, and through a circle."""
+    """§6, §4 [6-34]: that holds through a chain, and through a cycle."""
     a, b, c = (names(letter) for letter in "abc")
     circle = [routing.made(a, b, allow_cycle=True), routing.made(b, a, allow_cycle=True)]
     chain = routing.made(b, c)
@@ -367,7 +370,7 @@ def test_a_router_may_be_given_another_destination(routing: Routing, names: Name
     assert routing.datas(one) == [1]
     assert routing.datas(two) == [2]
     assert routing.get(name)["forwarded_total"] == 1
-    # So it may begin anywhere, like a new one.
+    # So the router may begin anywhere, like a new router.
     three = names("three")
     routing.changed(name, source, three, **{"from": "earliest"})
     routing.settled(name)
@@ -395,7 +398,7 @@ def test_get_has_the_definition_and_the_forwarded_count(
 
 
 def test_routers_have_a_namespace_of_their_own(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6 [6-02]: a router may be named like a topic, and neither is the other."""
+    """§6 [6-02]: a router may have the name of a topic without any conflict."""
     source, dest = ends
     api = routing.api
     api.add(source, 1)
@@ -409,7 +412,7 @@ def test_routers_have_a_namespace_of_their_own(routing: Routing, ends: tuple[str
 
 @pytest.mark.parametrize("stem", ["a", "9", "A.b_c-d:e", "a->b", "a>", "x>>y"])
 def test_names_of_routers(routing: Routing, names: Names, stem: str) -> None:
-    """§6, S [6-03]: the charset of topics and `>`, escaped or not."""
+    """§6, S [6-03]: names may use the charset of topics and `>`, escaped or not."""
     name = f"{stem}{names('r')}"
     source, dest = names("source"), names("dest")
     body = b'{"source":"%b","dest":"%b"}' % (source.encode(), dest.encode())
@@ -525,7 +528,7 @@ def test_dropping_a_topic_drops_its_routers(routing: Routing, names: Names) -> N
     assert routing.datas(c) == routing.datas(d) == [1]
     again = good(routing.api.drop(b))
     assert (again["deleted"], again["routers_removed"]) == (False, [])
-    # A new topic of the old name is no source and no destination of it.
+    # A new topic of the old name is neither a source nor a destination of the dropped router.
     routing.api.add(b, "new")
     routing.api.add(a, 2)
     witness = routing.made(a, names("f"), **{"from": "earliest"})
@@ -550,7 +553,7 @@ def test_if_empty_keeps_the_routers_of_a_topic_it_does_not_drop(
 def test_a_topic_made_again_is_forwarded_by_a_router_made_again(
     routing: Routing, ends: tuple[str, str], gone: str
 ) -> None:
-    """§6 [6-33, 6-06]: from the new topic's first record on."""
+    """§6 [6-33, 6-06]: forwarding begins with the new topic's first record."""
     source, dest = ends
     name = routing.made(source, dest, guarantee="exactly_once")
     routing.api.add(source, 1, 2, 3)
@@ -613,7 +616,7 @@ def test_topics_that_are_missing_are_made(routing: Routing, names: Names) -> Non
 
 
 def test_create_dest_false_wants_the_destination_there(routing: Routing, names: Names) -> None:
-    """§6 [6-16]: refused, it creates nothing, the source neither."""
+    """§6 [6-16]: a refused request creates neither the destination nor the source."""
     api = routing.api
     source, dest = names("source"), names("dest")
     answer = routing.put("r", source, dest, create_dest=False)
@@ -633,7 +636,7 @@ def test_create_dest_false_wants_the_destination_there(routing: Routing, names: 
 
 
 def test_an_append_does_not_wait_for_its_copies(routing: Routing, names: Names) -> None:
-    """§6 [6-04]: not even for one that cannot be made."""
+    """§6 [6-04]: the append does not wait even if a copy cannot be made."""
     source, full, other = names("source"), names("full"), names("other")
     good(routing.api.put(full, {"cap_records": 1, "discard": "reject"}))
     routing.api.add(full, "there")
@@ -668,7 +671,9 @@ def test_a_full_destination_that_evicts_makes_room(routing: Routing, ends: tuple
 def test_a_full_destination_that_refuses_holds_its_router_up(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-24]: nothing is lost, nothing overtakes, and the state has the reason of the stall."""
+    """§6 [6-24]: no record is lost or overtakes another, and the state has the reason of the
+    stall.
+    """
     source, dest = ends
     api = routing.api
     good(api.put(dest, {"cap_records": 3, "discard": "reject"}))
@@ -735,7 +740,9 @@ def test_losses_of_the_source_before_forwarding_are_reported(
 def test_a_watcher_gets_the_losses_of_the_source(
     routing: Routing, ends: tuple[str, str], clients: Clients, carrier: str
 ) -> None:
-    """§3.3, §7 [3.3-09]: live and afterwards, in the right place between the records."""
+    """§3.3, §7 [3.3-09]: the tombstone comes live and in later reads, at its place between the
+    records.
+    """
     source, dest = ends
     api = routing.api
     good(api.put(source, {"cap_records": 1}))
@@ -779,7 +786,7 @@ def test_records_deleted_before_they_were_forwarded_are_gone_in_silence(
 def test_a_copy_depends_on_nothing_that_happens_to_its_source(
     routing: Routing, names: Names
 ) -> None:
-    """§6 [6-01, 6-31]: deletes, caps, another filter, a topic that is dropped."""
+    """§6 [6-01, 6-31]: the test covers deletes, caps, another filter and a dropped topic."""
     source, dest = names("source"), names("dest")
     api = routing.api
     name = routing.made(source, dest)
@@ -801,7 +808,7 @@ def test_a_copy_depends_on_nothing_that_happens_to_its_source(
 
 
 def test_exactly_once_stamps_a_stable_key(routing: Routing, names: Names) -> None:
-    """§6 [6-08, 6-09, 6-21]: beside the user's own meta, one to each record."""
+    """§6 [6-08, 6-09, 6-21]: each copy has one key, beside the user's own meta."""
     source, once, least = names("source"), names("once"), names("least")
     api = routing.api
     first = routing.made(source, once, guarantee="exactly_once")
@@ -823,7 +830,7 @@ def test_exactly_once_skips_records_that_the_destination_still_holds(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
     """§6 [6-09, 6-10]: a router made again from the beginning catches up without doubling; a copy
-    that was deleted meanwhile is no evidence.
+    that was deleted meanwhile does not count as held.
     """
     source, dest = ends
     api = routing.api
@@ -890,7 +897,7 @@ def test_no_cap_is_no_cap(own: NewServer) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_router_refused_by_the_number_of_topics_leaves_nothing(own: NewServer, most: int) -> None:
-    """§11 [11-03, 11-02]: neither of its topics, when only one would fit."""
+    """§11 [11-03, 11-02]: if only one of its two topics would fit, neither is created."""
     api = own(TOPICS_MAX_TOPICS=str(most)).start()
     routing = Routing(api)
     for number in range(most - 1):
@@ -940,7 +947,9 @@ def test_figures_of_routers(own: NewServer) -> None:
 
 
 def test_a_copy_costs_no_second_write_of_its_payload(own: NewServer) -> None:
-    """§6 [6-05]: bytes written to the journal, for destinations that their routers created."""
+    """§6 [6-05]: the test counts the bytes written to the journal, for destinations that their
+    routers created.
+    """
     # No checkpoint begins in between: after one, a page must carry payloads that replay may no
     # longer find.
     api = own(TOPICS_CHECKPOINT_INTERVAL_MS="86400000", TOPICS_WAL_SHARDS="2").start()

@@ -295,7 +295,7 @@ class SseStream:
             return left
 
     def refusal(self) -> RawResponse:
-        """The whole answer, if it is no stream."""
+        """The whole answer, if the server refused the stream."""
         length = int(self.headers["content-length"])
         deadline = time.monotonic() + DEADLINE_S
         while len(self.body) < length:
@@ -525,5 +525,5 @@ def more_than(api: Api, before: tuple[int, int], *, streams: int = 0, sessions: 
 
 
 def nothing_left(api: Api, before: tuple[int, int]) -> None:
-    """Expect as many streams as before and no more sessions."""
+    """Check that there are as many streams as before, and no more sessions."""
     assert more_than(api, before), (gauges(api), before)

@@ -26,7 +26,7 @@ _add = CASES.add
 
 
 def _row(method: str, target: str, body: bytes = b"", **more: Any) -> Bad:
-    """A row that says which type it sends: a stream takes any."""
+    """A row that names the content type that it sends: a stream takes any type."""
     return Bad(method, target, body, **{"headers": (), **more})
 
 

@@ -146,7 +146,7 @@ def test_no_type_and_a_type_that_is_none_are_bytes(door: Door, path: str) -> Non
 
 
 def test_paths_are_taken_as_they_are_meant(door: Door, path: str) -> None:
-    """Two spellings of one path are one stream; a case makes two."""
+    """Two escaped spellings of one path are one stream; paths that differ in case are two."""
     told(door.put(f"{path}/%7Ea%c3%a4", body=b"x"), 201)
     assert door.get(f"{path}/~a%C3%A4").content == b"x"
     assert door.get(f"{path}/~A%C3%A4").status_code == 404
@@ -185,7 +185,7 @@ def _plain(door: Door) -> str:
 
 
 def test_bytes_are_base64_for_readers_of_records(door: Door, topic: str) -> None:
-    """[S-73] In a diff and on a watch stream."""
+    """[S-73] That holds in a diff and on a watch stream."""
     told(door.put(topic, "image/x-tiny", b"\x00\xff"), 201)
     shown = {"$encoding": "base64", "$content_type": "image/x-tiny", "data": "AP8="}
 
@@ -328,7 +328,7 @@ def test_allowed_methods_are_listed(door: Door, path: str) -> None:
 @pytest.mark.parametrize("page_bytes", ["1", "40", "1048576"])
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
 def test_one_answer_goes_to_the_end(own: NewServer, path: str, page_bytes: str, kind: str) -> None:
-    """However many pages that takes; some clients ask only once."""
+    """That holds however many pages the answer needs: some clients ask only once."""
     door = Door(own(TOPICS_STREAMS_PAGE_BYTES=page_bytes).start())
     offsets = [told(door.put(path, kind), 201)]
     for number in range(20):
@@ -357,7 +357,7 @@ def test_one_answer_goes_to_the_end(own: NewServer, path: str, page_bytes: str, 
 
 
 def test_a_page_has_so_many_bytes(own: NewServer, path: str) -> None:
-    """A live answer is a page: at least one message, however large."""
+    """A live answer is one page with at least one message, however large."""
     door = Door(own(TOPICS_STREAMS_PAGE_BYTES="1").start())
     door.put(path, body=b"first message")
     door.post(path, b"second")
@@ -575,7 +575,7 @@ def test_a_browser_that_has_read_a_closed_stream_gets_204(door: Door, path: str)
     again = door.get(path, "offset=-1&live=sse", last_event_id=tail)
     assert (again.status_code, again.content) == (204, b"")
     assert again.headers["stream-closed"] == "true"
-    # Without an id the request is not a browser's reconnect: the protocol's own answer.
+    # Without an id the request is not a browser's reconnect, so it gets the protocol's own answer.
     events = resumed(door, path, None, offset=tail)
     assert events.pair()[1]["streamClosed"] is True
     assert events.rest() == []
@@ -662,7 +662,7 @@ def test_events_are_counted_among_the_streams(own: NewServer, path: str) -> None
 
 
 def test_a_slow_reader_gets_everything(own: NewServer, path: str) -> None:
-    """Page by page: the server does not hold unread pages."""
+    """The server sends page by page and does not hold unread pages."""
     door = Door(own().start())
     door.put(path, "application/octet-stream")
     body = bytes(range(256)) * 4000
@@ -689,7 +689,8 @@ def test_a_reader_that_reads_nothing_is_disconnected(own: NewServer, path: str) 
     events.close()
 
 
-# --- who may --------------------------------------------------------------------------------------
+# # --- keys
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -763,7 +764,7 @@ def test_a_key_that_is_taken_away_ends_its_events(
 
 @pytest.mark.connection(reason="`topics serve` reads its file of keys on SIGHUP")
 def test_a_key_that_is_taken_away_ends_its_long_polls(own: NewServer, tmp_path: Path) -> None:
-    """It gets nothing that comes afterwards, through either API."""
+    """The key gets no record that comes afterwards, through either API."""
     file = tmp_path / "keys"
     file.write_text("stays-key\nleaves-key\n")
     file.chmod(0o600)
@@ -809,7 +810,8 @@ def test_where_there_are_keys_pages_are_kept_by_their_readers_only(guarded: Guar
     assert everybody("GET", "t.cached/1").headers["cache-control"] == "private, no-cache"
 
 
-# --- around it ------------------------------------------------------------------------------------
+# # --- CORS, caches, metrics, limits
+# ----------------------------------------------------------------
 
 
 def test_pages_of_a_listed_origin_may_read_all_of_it(own: NewServer, path: str) -> None:
@@ -854,7 +856,7 @@ def test_requests_are_counted_by_their_route(own: NewServer, path: str) -> None:
 def test_the_mount_is_a_setting(own: NewServer, topic: str) -> None:
     server = own(TOPICS_STREAMS_PATH="/streams/of-mine")
     door = Door(server.start(), "/streams/of-mine")
-    # Not in the place that the description names.
+    # The key is not in the place that the description names.
     server.api.is_described = False
     client = httpx.Client(base_url=server.api.url, timeout=30)
     made = client.put(f"/streams/of-mine/{topic}/x", content=b"x")

@@ -103,7 +103,7 @@ def test_a_stream_is_its_paths_also_by_its_topics_name(keyed: Keyed) -> None:
 
 
 def test_no_stream_is_at_the_name_of_anothers_topic(keyed: Keyed) -> None:
-    """S: the path that is stored is compared, for a key of everything too. [S-91]"""
+    """S: the server compares the stored path, even for a key with all rights. [S-91]"""
     name = _made(keyed, path := f"{new_name('ten.b')}/orders")
     refused(keyed.ask("all", "GET", f"{MOUNT}/{name}"), 404, "stream_not_found")
     refused(keyed.ask("all", "POST", f"{MOUNT}/{name}", b"more"), 404, "stream_not_found")
@@ -114,7 +114,9 @@ def test_no_stream_is_at_the_name_of_anothers_topic(keyed: Keyed) -> None:
 
 @pytest.mark.parametrize("who", PREFIXES)
 def test_no_key_can_take_a_hashed_name_in_advance(keyed: Keyed, who: str) -> None:
-    """S: by no way to create a topic; the stream is made at its path afterwards. [S-91]"""
+    """S: no way to create a topic accepts such a name, and the stream can be made at its path
+    afterwards. [S-91]
+    """
     path = f"{new_name('ten.c')}/orders"
     name, expected = hashed(path), (400, "invalid_request")
     if who != "all":
@@ -163,7 +165,7 @@ def test_forks_hold_a_name_for_either_door(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("place", ["source", "dest"])
 def test_forks_hold_a_name_for_routers(api: Api, topic: str, place: str) -> None:
-    """S: and then the router's other topic is not made either. [S-92]"""
+    """S: if the router is refused, its other topic is not made either. [S-92]"""
     _forked(api, topic)
     other = f"{topic}.other"
     ends = {"source": other, "dest": other} | {place: topic}
@@ -188,7 +190,7 @@ def test_forks_hold_a_name_for_dead_letters(api: Api, topic: str) -> None:
     _forked(api, topic)
     queue = f"{topic}.jobs"
     _deadly(api, queue, topic)
-    # Another job that died later is a dead letter by now, so this one was refused.
+    # A job that died later is already a dead letter, so the server refused to move this one.
     _deadly(api, f"{topic}.others", f"{topic}.dead")
     eventually(lambda: api.state(f"{topic}.dead").status_code == 200, "the other one has moved")
     refused(api.state(topic), 404, "topic_not_found")
@@ -228,7 +230,7 @@ def _offset(answer: httpx.Response, status: int = 204) -> str:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
 def test_a_key_is_stored_once(api: Api, topic: str, kind: str) -> None:
-    """S: answered as the first time, whatever came in between. [S-93]"""
+    """S: the repeat gets the first answer, whatever came in between. [S-93]"""
     path = f"{topic}/of/its%20own"
     body = b'["a","b"]' if kind == "application/json" else b"ab"
     assert api.http.put(f"{MOUNT}/{path}", headers={"content-type": kind}).status_code == 201

@@ -66,7 +66,9 @@ def test_an_invalid_trace_is_ignored(api: Api, topic: str, headers: list[str]) -
 
 
 def test_one_connection_has_a_trace_with_each_request(api: Api, topic: str) -> None:
-    """Heads are known by their bytes: a trace is never that of another request."""
+    """The server recognizes repeated heads by their bytes, and yet never takes the trace of another
+    request.
+    """
     traces = [TRACE, None, OTHER, OTHER, None, TRACE]
     for trace in traces:
         add(api, topic, [{"data": 0}], trace)
@@ -178,7 +180,9 @@ def test_a_dead_letter_and_its_redrive_keep_it(api: Api, topic: str) -> None:
 
 
 def test_copies_keep_it(api: Api, topic: str) -> None:
-    """A chain: stamped, then copied once more; records with and without traces."""
+    """The copies go through a chain of two routers, the first of which stamps them; some records
+    have traces.
+    """
     chain = [topic, f"{topic}-b", f"{topic}-c"]
     for source, dest in pairwise(chain):
         body = {"source": source, "dest": dest, "guarantee": "exactly_once"}

@@ -18,7 +18,7 @@ NAMES = ("t", "t-copies", "jobs", "dead", "large", "stream", "memory")
 
 
 def filled(api: Api) -> None:
-    """Every form that a record with a trace is stored in."""
+    """Append records with a trace in every form in which the server stores them."""
     good(api.put("memory", {"durability": "memory"}))
     good(api.put("jobs", {"type": "queue", "max_deliveries": 1, "dead_letter": "dead"}))
     body = {"source": "t", "dest": "t-copies", "guarantee": "exactly_once"}
@@ -63,7 +63,7 @@ def test_a_killed_server_has_them_again(own: NewServer, is_sealed: bool) -> None
         assert all_kept(api) == before
     api = server.crash()
     assert all_kept(api) == before
-    # A clean stop has them in its snapshot.
+    # The snapshot of a clean stop has the traces.
     api = server.restart()
     assert all_kept(api) == before
     seal(api)

@@ -51,7 +51,7 @@ class Viewing:
         return list(good(self.query(view, after, **body))["rows"])
 
     def stats(self, view: str) -> Json:
-        """How far the view is; must succeed."""
+        """The stats of the view; the request must succeed."""
         return good(self.api.http.get(self.url(view, "stats")))
 
     def rebuild(self, view: str, **body: Any) -> httpx.Response:
@@ -59,7 +59,7 @@ class Viewing:
         return self.api.http.post(self.url(view, "rebuild"), json=body)
 
     def until(self, view: str, is_met: Callable[[Json], bool]) -> Json:
-        """The first stats for which `is_met` holds."""
+        """Wait for stats for which `is_met` holds, and return them."""
         end = time.monotonic() + SETTLES_S
         while True:
             stats = self.stats(view)
@@ -69,5 +69,5 @@ class Viewing:
             time.sleep(0.02)
 
     def caught_up(self, view: str) -> Json:
-        """Wait until the view answers with all there is."""
+        """Wait until the view has applied all records of the topic."""
         return self.until(view, lambda stats: stats["status"] == "ready" and stats["lag"] == 0)

@@ -79,7 +79,7 @@ def test_a_wait_that_ends_is_tried_again_and_then_told(own: NewServer) -> None:
         async with AsyncViewClient("t", "v", url=api.url, patience_ms=20_000) as view:
             await view.define(shortcut={"count_by_tag": True})
             waiting = asyncio.ensure_future(view.query("SELECT count FROM counts", after=1))
-            # Longer than the server waits: the client asks again.
+            # The wait is longer than the server's limit, so the client asks again.
             await asyncio.sleep(0.3)
             assert not waiting.done()
             await asyncio.to_thread(api.add, "t", 1, tag="a")
@@ -119,6 +119,7 @@ def test_live_rows_go_on_over_a_kill(own: NewServer, kind: str) -> None:
         with contextlib.closing(view.live("all")) as results:
             assert [row[:2] for row in next(results).rows] == [["a", 1]]
             api = server.crash()
-            # The rows of the new connection are the same: the next ones are those of the append.
+            # The rows on the new connection are unchanged, so the next rows that the client yields
+            # are those after the append.
             api.add("t", 2, tag="a")
             assert [row[:2] for row in next(results).rows] == [["a", 2]]

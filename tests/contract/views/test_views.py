@@ -49,7 +49,9 @@ def test_a_query_with_after_reflects_that_record(viewing: Viewing) -> None:
 
 
 def test_a_query_beyond_the_head_times_out_in_the_contracts_words(own: NewServer) -> None:
-    """504 with the target and where the view is; the time is the server's to say. [V-07, V-08]"""
+    """The answer is 504 with the target and the view's position; the server sets the time limit.
+    [V-07, V-08]
+    """
     api = own(TOPICS_VIEW_AFTER_MS="300").start()
     good(api.put("t"))
     viewing = Viewing(api, "t")
@@ -103,7 +105,7 @@ def test_after_is_never_stale_under_concurrent_appends(own: NewServer) -> None:
 
 
 def test_a_query_without_after_answers_at_once(viewing: Viewing) -> None:
-    """A stale read says which record it reflects. [V-06]"""
+    """The answer to a stale read names the last record that it reflects. [V-06]"""
     view = viewing.made("rows", ROWS)
     answer = good(viewing.query(view, query="all"))
     assert answer["rows"] == []
@@ -146,7 +148,7 @@ def test_a_view_is_defined_shown_listed_and_deleted(viewing: Viewing) -> None:
 
 
 def test_a_changed_definition_answers_once_it_has_caught_up(viewing: Viewing) -> None:
-    """The old rows answer until the new ones are whole: no answer lies between."""
+    """Queries get the old rows until the new ones are complete: no answer shows a state between."""
     api = viewing.api
     view = viewing.made("v", ROWS)
     for first in range(0, 20_000, 1_000):
@@ -180,7 +182,7 @@ def test_the_definition_in_the_docs_works(viewing: Viewing) -> None:
 
 
 def test_ignored_members_are_told(viewing: Viewing) -> None:
-    """A misspelt member does not pass in silence."""
+    """The answer names a misspelt member."""
     answer = good(viewing.put("v", COUNTS | {"on_delet": "rebuild"}))
     assert answer["ignored"] == ["on_delet"]
 
@@ -213,7 +215,7 @@ def test_ignored_members_are_told(viewing: Viewing) -> None:
 def test_a_bad_definition_is_refused(
     viewing: Viewing, definition: dict[str, object], words: str
 ) -> None:
-    """400 with the field, and nothing is made."""
+    """The answer is 400 with the field, and no view is made."""
     answer = viewing.put("bad", definition)
     refused(answer, 400, "invalid_request")
     assert words in answer.json()["error"]["message"]
@@ -222,14 +224,14 @@ def test_a_bad_definition_is_refused(
 
 @pytest.mark.parametrize("sql", ["SELECT nope FROM nowhere", "SELEC 1", "INSERT INTO t VALUES"])
 def test_sql_that_is_wrong_is_told_in_the_databases_words(viewing: Viewing, sql: str) -> None:
-    """400 `query_failed` or `invalid_request`; the statement is named."""
+    """The answer is 400 `query_failed` or `invalid_request`, and names the statement."""
     answer = viewing.put("bad", {"schema": "CREATE TABLE t (a)", "apply": sql})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] in ("query_failed", "invalid_request")
 
 
 def test_names_and_positions_are_checked(viewing: Viewing) -> None:
-    """Names, `after`, parameters: each has its refusal."""
+    """A malformed name, `after` or parameter gets its own refusal."""
     refused(viewing.put("a%20b", COUNTS), 400, "invalid_request")
     refused(viewing.put("x" * 65, COUNTS), 400, "invalid_request")
     view = viewing.made("v", COUNTS)
@@ -250,7 +252,7 @@ def test_names_and_positions_are_checked(viewing: Viewing) -> None:
 
 
 def test_the_numbers_of_views_are_bounded(own: NewServer) -> None:
-    """429 with the limit; a view that is there may still be changed."""
+    """The answer is 429 with the limit; an existing view may still be changed."""
     api = own(TOPICS_MAX_VIEWS="3", TOPICS_MAX_VIEWS_PER_TOPIC="2").start()
     for name in ("a", "b", "c"):
         good(api.put(name))
@@ -266,7 +268,7 @@ def test_the_numbers_of_views_are_bounded(own: NewServer) -> None:
 
 
 def test_a_prefix_has_as_many_views_as_topics(own: NewServer) -> None:
-    """429 names the prefix; other prefixes have room, and a view that is gone makes some."""
+    """The 429 names the prefix; other prefixes have room, and deleting a view makes room again."""
     server = own(
         TOPICS_API_KEYS=_keys("boss:admin+read+write+delete,a:admin+read+write:a."),
         TOPICS_MAX_TOPICS_PER_PREFIX="2",
@@ -288,7 +290,9 @@ def test_a_prefix_has_as_many_views_as_topics(own: NewServer) -> None:
 
 
 def test_a_key_that_may_only_read_defines_nothing(own: NewServer) -> None:
-    """`admin` defines, `read` queries; a prefix hides the views of other topics."""
+    """Defining a view needs `admin`, a query needs `read`; a key's prefix hides the views of other
+    topics.
+    """
     keys = "reader:read:t,boss:admin+read+write+delete,other:admin+read:x"
     server = own(TOPICS_API_KEYS=_keys(keys))
     api = server.start()
@@ -351,7 +355,9 @@ def test_bytes_of_a_stream_are_a_blob(viewing: Viewing) -> None:
 
 
 def test_a_record_that_fails_stops_the_view_and_loses_nothing(viewing: Viewing) -> None:
-    """Stats name record, statement and error; the view goes on when it is mended or skips."""
+    """The stats name record, statement and error; the view continues once its definition is fixed
+    or the record is skipped.
+    """
     api, topic = viewing.api, viewing.topic
     strict = ROWS | {
         "schema": "CREATE TABLE rows (seq INTEGER PRIMARY KEY, tag, node, data UNIQUE, meta)"
@@ -369,14 +375,16 @@ def test_a_record_that_fails_stops_the_view_and_loses_nothing(viewing: Viewing) 
     good(viewing.rebuild(view, skip=3))
     viewing.caught_up(view)
     assert [row[0] for row in viewing.rows(view)] == [1, 2, 4]
-    # The same by a definition that is mended.
+    # A corrected definition does the same.
     good(viewing.put(view, ROWS))
     viewing.until(view, lambda stats: stats["status"] == "ready" and stats["lag"] == 0)
     assert [row[0] for row in viewing.rows(view)] == [1, 2, 3, 4]
 
 
 def test_what_is_deleted_stays_unless_the_view_rebuilds(viewing: Viewing) -> None:
-    """`on_delete`: keep is the default; rebuild shows what is left, some time after."""
+    """`on_delete`: `keep` is the default; with `rebuild` the view soon shows only the remaining
+    records.
+    """
     api, topic = viewing.api, viewing.topic
     kept = viewing.made("kept", ROWS)
     anew = viewing.made("anew", ROWS | {"on_delete": "rebuild"})
@@ -415,7 +423,7 @@ def test_a_view_over_a_trimmed_log_says_from_where_it_knows(api: Api, topic: str
 
 
 def test_a_topic_that_is_made_again_resets_its_views(viewing: Viewing) -> None:
-    """The definition stays; the rows are those of the topic that is there now."""
+    """The definition stays; the rows are those of the present topic."""
     api, topic = viewing.api, viewing.topic
     view = viewing.made("v", ROWS)
     api.add(topic, *range(10), tag="first")
@@ -431,7 +439,7 @@ def test_a_topic_that_is_made_again_resets_its_views(viewing: Viewing) -> None:
 
 
 def test_a_named_query_by_url_has_a_tag(viewing: Viewing) -> None:
-    """GET with `p.` parameters; 304 while the view has not moved."""
+    """GET with `p.` parameters; the answer is 304 while the view has applied no new record."""
     api, topic = viewing.api, viewing.topic
     view = viewing.made("counts", COUNTS)
     api.add(topic, 1, 2, tag="a")
@@ -450,7 +458,7 @@ def test_a_named_query_by_url_has_a_tag(viewing: Viewing) -> None:
 
 
 def test_rows_are_bounded_and_the_cut_is_told(viewing: Viewing) -> None:
-    """10,000 rows or 4 MiB; one row that is larger than an answer is refused."""
+    """An answer has at most 10,000 rows or 4 MiB; a single row that is larger is refused."""
     view = viewing.made("v", ROWS)
     numbers = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 20000) "
     answer = good(viewing.query(view, sql=numbers + "SELECT x FROM c"))
@@ -464,7 +472,9 @@ def test_rows_are_bounded_and_the_cut_is_told(viewing: Viewing) -> None:
 
 
 def test_a_runaway_query_ends_and_nobody_else_notices(own: NewServer) -> None:
-    """Its time is up: 400 with the reason; appends and other queries go on meanwhile."""
+    """When its time is up, the query gets 400 with the reason; appends and other queries continue
+    meanwhile.
+    """
     api = own(TOPICS_VIEW_QUERY_MS="4000").start()
     good(api.put("t"))
     viewing = Viewing(api, "t")
@@ -510,12 +520,14 @@ def test_queries_run_in_so_many_processes(own: NewServer) -> None:
     with ThreadPoolExecutor(12) as pool:
         assert set(pool.map(ask, range(12))) == {200}
     assert server.process is not None
-    # The fourth applies records.
+    # The fourth process applies records.
     assert len(_helpers_of(server.process.pid)) == 4
 
 
 def test_a_view_that_fills_its_file_stands_still(own: NewServer) -> None:
-    """The file of a view is bounded; a full one still answers, and the error is reported."""
+    """The size of a view's file is bounded; a full view still answers queries, and its error is
+    reported.
+    """
     api = own(TOPICS_VIEW_MAX_BYTES="1MiB").start()
     good(api.put("t"))
     viewing = Viewing(api, "t")
@@ -529,7 +541,7 @@ def test_a_view_that_fills_its_file_stands_still(own: NewServer) -> None:
 
 
 def test_a_query_that_needs_too_much_memory_ends(viewing: Viewing) -> None:
-    """The heap of a query process is bounded; the process answers the next one."""
+    """The heap of a query process is bounded; the process answers the next query."""
     view = viewing.made("v", ROWS)
     greedy = (
         "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 40) "
@@ -607,7 +619,7 @@ def _event(lines: object) -> tuple[str, dict[str, object]]:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_views_go_on_behind_a_restart(own: NewServer, how: signal.Signals) -> None:
-    """Definitions and rows are there; nothing counts twice, nothing is missing. [V-03]"""
+    """Definitions and rows survive the restart; no record counts twice, none is missing. [V-03]"""
     server = own()
     api = server.start()
     good(api.put("t", {"durability": "memory"}))
@@ -658,7 +670,9 @@ def test_a_view_file_that_is_damaged_or_gone_is_built_anew(own: NewServer) -> No
 
 
 def test_a_file_ahead_of_its_log_is_built_anew(own: NewServer) -> None:
-    """Records that a crash took from the log leave the view; an ephemeral topic loses all."""
+    """Records that a crash removed from the log disappear from the view; an ephemeral topic loses
+    all of them.
+    """
     server = own()
     api = server.start()
     good(api.put("t", {"durability": "ephemeral"}))
@@ -675,7 +689,7 @@ def test_a_file_ahead_of_its_log_is_built_anew(own: NewServer) -> None:
 
 
 def test_the_helpers_may_be_killed_at_any_time(own: NewServer) -> None:
-    """The processes come again; rows and answers are right. [V-03]"""
+    """The server starts the processes again; rows and answers are correct. [V-03]"""
     server = own()
     api = server.start()
     good(api.put("t"))
@@ -689,7 +703,7 @@ def test_the_helpers_may_be_killed_at_any_time(own: NewServer) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         answer = viewing.query(view, after=total, sql="SELECT count(*) FROM rows")
-        if answer.status_code == 400:  # it was this query's process
+        if answer.status_code == 400:  # the killed process ran this query
             assert answer.json()["error"]["detail"]["reason"] == "memory"
     viewing.caught_up(view)
     rows = viewing.rows(view, "SELECT count(*), max(seq) FROM rows", after=total)
@@ -706,7 +720,7 @@ def _helpers_of(pid: int) -> list[int]:
 
 
 def _is_helper(pid: int) -> bool:
-    """Whether this process, if it still runs, is one of views."""
+    """Whether this process still runs and is a helper process of views."""
     try:
         return b"topics_server.views" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -714,7 +728,9 @@ def _is_helper(pid: int) -> bool:
 
 
 def test_a_view_behind_a_rebuild_equals_a_fold(viewing: Viewing) -> None:
-    """Incremental, rebuilt and computed in plain Python are the same. [V-04]"""
+    """The rows of an incremental view, of a rebuilt one, and computed in plain Python are the same.
+    [V-04]
+    """
     api, topic = viewing.api, viewing.topic
     series = viewing.made(
         "series", {"shortcut": {"timeseries": {"bucket": 50, "sum": ["/amount"], "by_tag": True}}}

@@ -233,7 +233,7 @@ class Follower(ABC):
         return [record["$seq"] for record in self.seen[topic]]
 
     def accounted(self, topic: str) -> list[int]:
-        """Every seq of a received record or gap, in order."""
+        """The seqs of all received records and gaps, in order."""
         lost = [seq for gap in self.gaps[topic] for seq in range(gap.gap_from, gap.gap_to + 1)]
         return sorted(self.seqs(topic) + lost)
 
@@ -257,7 +257,7 @@ def id_of(positions: object) -> str:
 
 
 class SseFollower(Follower):
-    """A follower over one event stream of a session; `ids` are those that came."""
+    """A follower over one event stream of a session; `ids` are the received ids."""
 
     def __init__(self, answered: Json, stream: SseStream) -> None:
         super().__init__(answered)
@@ -360,7 +360,7 @@ class Session:
 
 
 def hang_up(api: Api, follower: Follower) -> None:
-    """Close the connection and wait until the server knows: then it sends nothing more."""
+    """Close the connection and wait until the server has noticed, so that it sends nothing more."""
     before = gauges(api)[0]
     follower.close()
     eventually(lambda: gauges(api)[0] < before, "the server noticed the end")
@@ -373,7 +373,7 @@ def _at_most(api: Api, streams: int) -> None:
 class Clients:
     """Opens streams, sockets and followers; closes all at the end.
 
-    Then the server must have released each of them too: so no leaked stream stays unnoticed, and
+    At the end the server must have released each of them too. So a leaked stream is noticed, and
     the next test finds the gauges unchanged.
     """
 
@@ -401,7 +401,7 @@ class Clients:
         while self._open:
             self._open.pop().close()
         for api, streams in self._at_rest.items():
-            # Do not ask a server that a test has stopped.
+            # Send no request to a server that a test has stopped.
             with contextlib.suppress(httpx.TransportError, RuntimeError):
                 _at_most(api, streams)
         self._at_rest.clear()

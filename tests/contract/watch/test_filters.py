@@ -114,7 +114,7 @@ def test_a_filter_that_is_stored_is_short(api: Api, filled: str) -> None:
     body = {"topics": {filled: {}}, "filter": ["tag", "In", tags]}
     error = refused(api.http.post("/v0/watch", json=body), 400, "invalid_request")
     assert error["field"] == "filter"
-    # A read stores none.
+    # A read stores no filter.
     good(api.http.post(f"/v0/topics/{filled}/diff", json={"filter": body["filter"]}))
 
 
@@ -159,7 +159,7 @@ def test_a_socket_with_a_filter_gets_the_records_that_pass(api: Api, filled: str
         assert frame["to_seq"] == 10
         socket.send(op="subscribe", topic=filled, filter="odd", last=2)
         assert seqs(frames_until(socket, "caught_up")) == [7, 9]
-        # Without a filter again.
+        # A later read without a filter returns all records again.
         socket.send(op="subscribe", topic=filled, last=2, filter=None)
         assert seqs(frames_until(socket, "caught_up")) == [9, 10]
     finally:

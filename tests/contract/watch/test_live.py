@@ -25,7 +25,7 @@ def follow(api: Api, target: str, last_id: str | None = None, *headers: str) -> 
 
 
 def records(stream: SseStream, count: int) -> tuple[list[Json], str | None]:
-    """The next so many records, and the id behind them."""
+    """The next so many records, and the id after them."""
     found: list[Json] = []
     while True:
         event: Event = stream.event()
@@ -95,7 +95,8 @@ def test_a_ticket_opens_its_stream_again_and_again(own: NewServer) -> None:
     assert answer["ticket_ttl_ms"] == 3_600_000
     url = answer["stream_url"]
     assert url == f"/v0/topics/t.a/live?tag=x&last=5&ticket={answer['ticket']}"
-    # A client that asks with the URL that it has gets a new ticket, and no other proof beside it.
+    # A client that sends a POST to its old URL gets a new ticket that replaces the old one in the
+    # URL.
     renewed = good(server.api.http.post(f"{url}&token=root&%74icket=x", headers=key))
     assert renewed["stream_url"] == url.replace(answer["ticket"], renewed["ticket"])
     last_id = None
@@ -116,7 +117,7 @@ def test_a_ticket_opens_its_stream_again_and_again(own: NewServer) -> None:
         stream = SseStream(server.api.url, target, (ACCEPT,))
         assert stream.status == 401, target
         stream.close()
-    # A ticket is for streams alone.
+    # A ticket opens only streams.
     ticket = answer["ticket"]
     assert server.api.http.get(f"/v0/topics/t.a/records?ticket={ticket}").status_code == 401
     assert server.api.http.post(f"/v0/topics/t.a/live?ticket={ticket}").status_code == 401

@@ -173,7 +173,7 @@ def test_concurrent_writers_are_read_in_order_and_whole(
 
 
 def test_many_topics_come_on_one_connection(api: Api, names: Names, follow: Follow) -> None:
-    """§7: each from its own place, each with its own caught-up. [7-01, 7.5-06]"""
+    """§7: each topic begins at its own position and has its own caught-up. [7-01, 7.5-06]"""
     topics = [names("many") for _ in range(20)]
     for number, name in enumerate(topics):
         api.append(name, [{"data": f"{number}.{n}"} for n in range(30)])
@@ -234,7 +234,7 @@ def test_a_frame_is_bounded_whatever_the_limit(api: Api, topic: str, follow: Fol
 
 
 def test_the_budget_bounds_the_bytes_of_a_frame(api: Api, topic: str, follow: Follow) -> None:
-    """§7.2: at least one record, whatever the budget. [7.2-06]"""
+    """§7.2: a frame has at least one record, whatever the budget. [7.2-06]"""
     api.append(topic, [{"data": "x" * 1000} for _ in range(20)])
     small = _pages(follow({topic: {}}, max_batch_bytes=3500).drained())
     assert 2 <= max(len(page.records) for page in small) <= 4
@@ -249,7 +249,9 @@ def test_the_budget_bounds_the_bytes_of_a_frame(api: Api, topic: str, follow: Fo
 def test_the_budget_has_a_default_and_a_ceiling(
     api: Api, follow: Follow, large_topic: str, budget: int | None, least: int, most: int
 ) -> None:
-    """§7.2: 256 KiB; 0 is 1 MiB; never more than 8 MiB. Sizes in KiB. [7.2-06]"""
+    """§7.2: the default is 256 KiB, 0 means 1 MiB, and the ceiling is 8 MiB. Sizes in KiB.
+    [7.2-06]
+    """
     options = {} if budget is None else {"max_batch_bytes": budget}
     follower = follow({large_topic: {}}, limit=1000, **options)
     first = follower.frame()
@@ -270,7 +272,8 @@ def large_topic(api: Api) -> Iterator[str]:
     api.drop(name)
 
 
-# --- what of a record is shown --------------------------------------------------------------------
+# # --- fields of a record that are shown
+# ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tags", [None, False, True])
@@ -305,7 +308,8 @@ def test_the_answer_has_the_requested_fields(
 
 
 def test_values_come_byte_for_byte(api: Api, topic: str, carrier: str, follow: Follow) -> None:
-    """§0.3, §7.5, S: white space and line ends inside a value included. [S-01, S-02, S-03, 7.5-10]
+    """§0.3, §7.5, S: that includes white space and line ends inside a value. [S-01, S-02, S-03,
+    7.5-10]
 
     An event stream has no carriage returns in its data: its reader gets a line feed for each line
     end, so between the parts of a value (nowhere else can one stand) CR LF arrives as LF.
@@ -343,11 +347,12 @@ def test_meta_tag_and_node_come_as_the_same_text(api: Api, topic: str, follow: F
         assert record["meta"] == {text: text}
 
 
-# --- whose records --------------------------------------------------------------------------------
+# # --- records of a reader's own node
+# ---------------------------------------------------------------
 
 
 def test_a_node_never_hears_itself(api: Api, names: Names, follow: Follow) -> None:
-    """§4, §7.2: in any topic of the connection. [7.2-02]"""
+    """§4, §7.2: that holds in every topic of the connection. [7.2-02]"""
     first, second = names("n"), names("n")
     for name in (first, second):
         api.append(name, [{"data": n, "node": ["me", "you"][n % 2]} for n in range(10)])
@@ -359,7 +364,7 @@ def test_a_node_never_hears_itself(api: Api, names: Names, follow: Follow) -> No
 
 
 def test_a_page_of_own_records_gives_no_frame(api: Api, topic: str, follow: Follow) -> None:
-    """§4, §7.5: the position moves in silence. [7.2-02]"""
+    """§4, §7.5: the position moves without a frame. [7.2-02]"""
     api.append(topic, [{"data": n, "node": "me"} for n in range(600)])
     follower = follow({topic: {}}, node="me", limit=100)
     assert follower.frame() == CaughtUp(topic, 600)
@@ -373,7 +378,7 @@ def test_a_page_of_own_records_gives_no_frame(api: Api, topic: str, follow: Foll
 
 
 def test_several_nodes_can_be_left_out(api: Api, topic: str, follow: Follow) -> None:
-    """§4, §7.2: as in a diff. [7.2-02]"""
+    """§4, §7.2: `node` may be a list, as in a diff. [7.2-02]"""
     api.append(topic, [{"data": n, "node": f"n{n % 3}"} for n in range(9)])
     follower = follow({topic: {}}, node=["n0", "n1"])
     follower.drained()
@@ -507,7 +512,7 @@ def test_a_topic_emptied_by_deletes_is_caught_up_in_silence(
 def test_the_gap_reaches_the_first_live_record_over_deletes(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """S: as in a diff. [S-37, 7.5-04]"""
+    """S: the gap is the same as in a diff. [S-37, 7.5-04]"""
     earliest = _evicted(api, topic)
     api.delete(topic, before_seq=earliest + 2)
     follower = follow({topic: {}})
@@ -520,7 +525,7 @@ def test_the_gap_reaches_the_first_live_record_over_deletes(
 def test_a_cursor_above_the_head_is_of_a_topic_that_was_recreated(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """§7.5, S: the new log from its start. [7.5-04, S-39]"""
+    """§7.5, S: the reader gets the new log from its start. [7.5-04, S-39]"""
     api.add(topic, *range(20))
     api.drop(topic)
     api.add(topic, "a", "b")
@@ -539,7 +544,7 @@ def test_a_cursor_above_the_head_is_of_a_topic_that_was_recreated(
 def test_an_idle_reader_hears_at_once_that_a_topic_is_gone(
     api: Api, names: Names, follow: Follow
 ) -> None:
-    """§7.5, S: and continues with the others. [7.5-08, S-50, 7-ws-11]"""
+    """§7.5, S: the reader continues with the other topics. [7.5-08, S-50, 7-ws-11]"""
     gone, stays = names("gone"), names("stays")
     api.add(gone, *range(12))
     api.add(stays, 1)
@@ -556,7 +561,7 @@ def test_an_idle_reader_hears_at_once_that_a_topic_is_gone(
 def test_a_topic_that_comes_back_is_not_followed_on_the_same_connection(
     api: Api, names: Names, follow: Follow
 ) -> None:
-    """§7.5: topic-deleted is the last word on that name. [7.5-08]"""
+    """§7.5: after topic-deleted no frame of that name comes on this connection. [7.5-08]"""
     gone, stays = names("gone"), names("stays")
     api.add(gone, 1)
     api.put(stays)
@@ -589,7 +594,7 @@ def test_a_topic_deleted_in_the_middle_of_its_backlog_ends_there(
 
 
 def test_a_new_configuration_ends_nothing(api: Api, topic: str, follow: Follow) -> None:
-    """§1.1, §7: a caught-up reader notices nothing of a cap. [7.5-04]"""
+    """§1.1, §7: a cap does not affect a caught-up reader. [7.5-04]"""
     api.add(topic, *range(10))
     follower = follow({topic: {}})
     follower.drained()
@@ -620,7 +625,7 @@ def test_topics_of_every_class_are_followed(
 def test_a_long_backlog_does_not_starve_a_live_topic(
     api: Api, names: Names, follow: Follow
 ) -> None:
-    """§7: topics of one connection share it. [7-03]"""
+    """§7: the topics of one connection take turns. [7-03]"""
     backlog, live = names("backlog"), names("live")
     for _ in range(10):
         api.append(backlog, [{"data": "x" * 400}] * 5000)

@@ -1,8 +1,8 @@
 """§7, §0.5: malformed sessions, streams, commands and frames: a clear refusal, and nothing leaks.
 
-Holds what issue 5 asks of bad input. After each case the gauges of streams and sessions are what
-they were before. Requests and frames are sent as bytes; `{t}` is a topic with three records, `{a}`
-one that does not exist. Clients that vanish, stall or never were any are at the end.
+These are the requirements of issue 5 for bad input. After each case the gauges of streams and
+sessions are what they were before. Requests and frames are sent as bytes; `{t}` is a topic with
+three records, `{a}` one that does not exist. Clients that vanish or stall are at the end.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ Names = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A body for POST /v0/watch, or a command, and the refusal it deserves."""
+    """A body for POST /v0/watch, or a command, and its refusal."""
 
     body: bytes
     status: int = 400
     code: str = "invalid_request"
-    # `detail.field`, where a field is to blame.
+    # `detail.field`, if a field causes the refusal.
     where: str | None = None
     query: str = ""
     headers: tuple[str, ...] = (MEDIA,)
-    # Whether the whole is JSON, so that a `request_id` in it can be read.
+    # Whether the whole text is JSON, so that the server can read a `request_id` in it.
     is_readable: bool = True
 
 
@@ -95,7 +95,7 @@ NUMBERS: Final[dict[str, bytes]] = {
     "1e400": b"1e400",
     "a huge number": b"9" * 5000,
 }
-# These need not be named by field: a JSON reader may give up on them before it knows where it is.
+# Refusals of these need not name the field: a JSON reader may give up before it knows the position.
 UNREADABLE: Final = ("a huge number", "1e400")
 # The prefixes of a session or a subscribe, which takes them as a map.
 PREFIXES: Final[dict[str, bytes]] = {
@@ -356,7 +356,7 @@ def test_paths_beside_them_are_404(api: Api, target: str) -> None:
 
 
 def _commands() -> dict[str, Bad]:
-    """Texts sent over a WebSocket; `"request_id":"r"` is echoed where it is there to be read."""
+    """Texts sent over a WebSocket; the server echoes `"request_id":"r"` if it can read it."""
     cases: dict[str, Bad] = {}
 
     def add(name: str, body: bytes, code: str = "invalid_request") -> None:
@@ -496,7 +496,9 @@ def socket_of_all(api: Api) -> Iterator[WsClient]:
 def test_a_refused_command_is_answered_and_the_socket_stays(
     api: Api, standing: str, names: Names, socket_of_all: WsClient, case: Bad
 ) -> None:
-    """§7-ws, S: code, message, the id if it could be read. [7-ws-12, S-54, S-55, S-21]"""
+    """§7-ws, S: the answer has the code, a message, and the id if it could be read. [7-ws-12, S-54,
+    S-55, S-21]
+    """
     absent = names("absent")
     text = _filled(case.body, standing, absent)
     before = gauges(api)
@@ -520,7 +522,7 @@ def test_a_refused_command_is_answered_and_the_socket_stays(
 
 @pytest.mark.parametrize("request_id", [5, 1.5, True, None, [], {}, "x" * 10_000, "", "ä\u0000"])
 def test_an_odd_request_id_is_harmless(api: Api, clients: Clients, request_id: object) -> None:
-    """§7-ws: echoed unchanged, or refused; never a broken socket. [S-55, 7-ws-12]"""
+    """§7-ws: the id is echoed unchanged or refused; the socket never breaks. [S-55, 7-ws-12]"""
     ws = clients.ws(api)
     ws.send(op="ping", request_id=request_id)
     answer = ws.frame()
@@ -532,7 +534,7 @@ def test_an_odd_request_id_is_harmless(api: Api, clients: Clients, request_id: o
 
 
 def test_the_tables_are_long_enough() -> None:
-    """At least 80 malformed requests and commands, each another. [7.2-13, 7-ws-12]"""
+    """There are at least 80 malformed requests and commands, all different. [7.2-13, 7-ws-12]"""
     for table in (SESSIONS, COMMANDS):
         kinds = {(case.body, case.query, case.headers) for case in table.values()}
         assert len(kinds) == len(table)
@@ -568,7 +570,9 @@ BROKEN: Final[dict[str, tuple[Callable[[RawWs], None], frozenset[int]]]] = {
 def test_a_broken_frame_closes_the_socket_with_its_code(
     api: Api, clients: Clients, send: Callable[[RawWs], None], codes: frozenset[int]
 ) -> None:
-    """§7-ws, S, RFC 6455: a close frame, never a hang, never a leak. [7-ws-13, S-56, S-89]"""
+    """§7-ws, S, RFC 6455: the server sends a close frame; it never hangs or leaks. [7-ws-13, S-56,
+    S-89]
+    """
     before = gauges(api)
     raw = clients.raw_ws(api)
     send(raw)
@@ -599,7 +603,7 @@ HANDSHAKES: Final[dict[str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("headers", HANDSHAKES.values(), ids=list(HANDSHAKES))
 @pytest.mark.connection(reason="other servers refuse handshakes in their own words")
 def test_a_handshake_that_is_none_is_a_4xx(api: Api, headers: tuple[str, ...]) -> None:
-    """RFC 6455: refused before it opens, and not counted. [7-ws-12, 11-15]"""
+    """RFC 6455: the server refuses it before it opens, and does not count it. [7-ws-12, 11-15]"""
     before = gauges(api)
     answer = api.raw("GET", "/v0/ws", headers=headers)
     refused(answer, 400, "invalid_request")
@@ -621,7 +625,7 @@ def test_a_handshake_by_another_method_or_protocol_is_refused_in_the_envelope(
 
 @pytest.mark.parametrize("target", ["/v0/topics", "/v0/watch/wid_x", "/", "/v0/wss"])
 def test_an_upgrade_elsewhere_is_no_socket(api: Api, target: str) -> None:
-    """§7-ws: one path is a WebSocket, no other. [9-03, S-22]"""
+    """§7-ws: only one path accepts WebSockets. [9-03, S-22]"""
     headers = [
         "Upgrade: websocket",
         "Connection: Upgrade",
@@ -677,7 +681,9 @@ def test_a_websocket_that_sends_byte_by_byte_is_served(api: Api, clients: Client
 
 
 def _vanishing(api: Api, topic: str, number: int) -> None:
-    """One client that opens a stream or a socket and vanishes, each in another moment."""
+    """One client that opens a stream or a socket and vanishes; each client vanishes at another
+    moment.
+    """
     if number % 2:
         try:
             raw = RawWs.open(api.url)
@@ -705,7 +711,9 @@ def _vanishing(api: Api, topic: str, number: int) -> None:
 
 
 def test_clients_that_vanish_free_their_slots(api: Api, topic: str) -> None:
-    """§11: in the middle of a stream, of a frame, of a head; FIN and RST. [S-89, 11-15, 8.3-06]"""
+    """§11: they vanish in the middle of a stream, a frame or a head, with FIN or RST. [S-89, 11-15,
+    8.3-06]
+    """
     api.append(topic, [{"data": "x" * 1000}] * 500)
     before = gauges(api)[0]
     for number in range(60):
@@ -723,14 +731,14 @@ def _resident_kib(server: Server) -> int:
 
 
 def _counted(server: Server) -> tuple[int, int]:
-    """Its open descriptors and its threads."""
+    """The server's open descriptors and threads."""
     assert server.process is not None
     folder = f"/proc/{server.process.pid}"
     return len(os.listdir(f"{folder}/fd")), len(os.listdir(f"{folder}/task"))
 
 
 def test_500_aborted_connections_leave_no_growth(own: NewServer, topic: str) -> None:
-    """§11: no slot, no descriptor, no thread, no memory. [S-89, 11-14, 8.3-06]"""
+    """§11: no slot, descriptor, thread or memory is left over. [S-89, 11-14, 8.3-06]"""
     server = own(TOPICS_SESSION_TTL_MS="200")
     api = server.start()
     api.append(topic, [{"data": "x" * 1000}] * 200)
@@ -741,7 +749,7 @@ def test_500_aborted_connections_leave_no_growth(own: NewServer, topic: str) -> 
         eventually(lambda: gauges(api)[0] == 0, "every stream is gone")
 
         def are_gone() -> bool:
-            # A session is reclaimed when another is asked for.
+            # The server reclaims an expired session when a client requests another.
             refused(api.http.get("/v0/watch/wid_none"), 404, "not_found")
             return gauges(api)[1] == 0
 
@@ -760,7 +768,7 @@ def test_500_aborted_connections_leave_no_growth(own: NewServer, topic: str) -> 
 def test_a_client_that_never_reads_does_not_hold_up_the_others(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.6: its buffer is full, theirs are not. [7.6-01]"""
+    """§7.6: only the buffer of this client is full, not those of the others. [7.6-01]"""
     api.put(topic, {"durability": "memory"})
     stuck = [
         clients.follow(carrier, api, {topic: {}}, receive_buffer_bytes=4096)
@@ -798,7 +806,7 @@ def test_more_than_one_request_on_a_connection_before_the_stream(api: Api, stand
 
 @pytest.mark.connection(reason="other servers refuse handshakes in their own words")
 def test_a_refused_handshake_repeats_no_header(api: Api) -> None:
-    """A protocol may carry a key. [7-ws-12]"""
+    """A subprotocol may contain a key. [7-ws-12]"""
     headers = [*HANDSHAKES["an old version"][:2], "Sec-WebSocket-Version: 13"]
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
     for wrong in ("topics.bearer.sEcret=?", "topics.bearer.sEcret,,;"):

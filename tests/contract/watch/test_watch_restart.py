@@ -29,7 +29,7 @@ HOWS = ["clean stop", "kill -9"]
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A server after its restart: its client, and what the first life prepared."""
+    """A server after its restart: its client, and the sessions from before the restart."""
 
     how: str
     api: Api
@@ -40,7 +40,7 @@ class Later:
 
 
 def _prepared(api: Api, clients: Clients) -> Later:
-    """Sessions in every state that a stop may find."""
+    """Sessions in every state that is possible at a stop."""
     topic = {key: new_name("r") for key in ("a", "b", "still", "gone", "trimmed", "volatile")}
     many = [new_name("k") for _ in range(70)]
     for key in ("a", "b", "still", "gone"):
@@ -120,7 +120,9 @@ def test_sessions_come_back_without_their_streams(later: Later) -> None:
 
 
 def test_a_plain_event_source_goes_on_exactly(later: Later, clients: Clients) -> None:
-    """S: with the last id it saw: forward is allowed now, once. [S-64, S-65, 7.1-01, 7.4-03]"""
+    """S: it sends the last id that it saw; after a restart an id may move the session forward once.
+    [S-64, S-65, 7.1-01, 7.4-03]
+    """
     api, first, second = later.api, later.topic["a"], later.topic["b"]
     assert map_of(later.last["plain"]) == {first: 15, second: 10}
     api.append(first, [{"data": "after", "tag": "t"}, {"data": "mine", "node": "me"}])
@@ -131,7 +133,7 @@ def test_a_plain_event_source_goes_on_exactly(later: Later, clients: Clients) ->
     assert resumed.seqs(second) == []
     assert resumed.seen[first][0]["$tag"] == "t", "the definition survived"
     hang_up(api, resumed)
-    # From now on an id can only take it back.
+    # From now on an id can only move the session back.
     again = session.stream(api, id_of({first: 2**40, second: 9}))
     again.drained()
     assert again.seqs(first) == []
@@ -161,8 +163,8 @@ def test_an_id_goes_forward_up_to_the_head_and_back(
 
 
 def test_without_an_id_the_last_cursors_hold_at_least(later: Later, clients: Clients) -> None:
-    """S: those of the stream's end over a clean stop; a crash may repeat, it never skips. [S-64,
-    7.4-03]
+    """S: a clean stop keeps the cursors of the stream's end; after a crash records may repeat, but
+    none is skipped. [S-64, 7.4-03]
     """
     name = later.topic["still"]
     follower = later.session["own cursors"].of(clients).stream(later.api)
@@ -174,7 +176,9 @@ def test_without_an_id_the_last_cursors_hold_at_least(later: Later, clients: Cli
 
 
 def test_changes_during_the_downtime_are_reported(later: Later, clients: Clients) -> None:
-    """S, §7.5: recreated, trimmed, and lost with the process. [S-52, 7.5-04, S-64]"""
+    """S, §7.5: topics were recreated or trimmed meanwhile, or lost records with the process. [S-52,
+    7.5-04, S-64]
+    """
     api, topic = later.api, later.topic
     earliest = api.get_state(topic["trimmed"])["earliest_seq"]
     resumed = later.session["changed"].of(clients).stream(api, later.last["changed"])
@@ -190,7 +194,7 @@ def test_changes_during_the_downtime_are_reported(later: Later, clients: Clients
 
 
 def test_a_token_is_good_in_another_life(later: Later, clients: Clients) -> None:
-    """S: self-contained, in a header and in a new session. [S-67, S-66]"""
+    """S: a token is self-contained and works in a header and in a new session. [S-67, S-66]"""
     api, token = later.api, later.last["many"]
     assert map_of(token) is None
     session = later.session["many"].of(clients)
@@ -202,7 +206,7 @@ def test_a_token_is_good_in_another_life(later: Later, clients: Clients) -> None
 
 
 def test_sessions_expire_over_a_restart_too(own: NewServer, names: Names, clients: Clients) -> None:
-    """S: within their TTL, not beyond it. [S-64, 7.7-03, 7.1-02]"""
+    """S: sessions survive within their TTL, but not beyond it. [S-64, 7.7-03, 7.1-02]"""
     server = own(TOPICS_SESSION_TTL_MS="500")
     api = server.start()
     topic = names("r")
@@ -217,7 +221,7 @@ def test_sessions_expire_over_a_restart_too(own: NewServer, names: Names, client
 def test_a_clean_stop_ends_streams_at_once_and_closes_sockets(
     own: NewServer, names: Names, clients: Clients
 ) -> None:
-    """§7, S: so that clients come back by themselves; 1001 on a WebSocket. [S-56, 7.3-03]"""
+    """§7, S: so clients reconnect by themselves; a WebSocket is closed with 1001. [S-56, 7.3-03]"""
     server = own()
     api = server.start()
     topic = names("d")
@@ -276,7 +280,7 @@ def test_records_appended_before_the_stop_arrive_after_it(
 def test_a_stream_requested_during_replay_is_never_refused(
     own: NewServer, names: Names, clients: Clients
 ) -> None:
-    """§7, §8.2: a browser gives up for ever on a 503: it waits instead. [7.3-04]"""
+    """§7, §8.2: the request waits, because a browser gives up for ever after a 503. [7.3-04]"""
     server = own()
     api = server.start()
     topic = names("w")
@@ -307,7 +311,7 @@ def test_a_stream_requested_during_replay_is_never_refused(
 def test_a_stream_broken_by_a_crash_is_seen_as_broken(
     own: NewServer, names: Names, clients: Clients
 ) -> None:
-    """§7: a crash cuts the response, so that a client knows to come back. [S-64]"""
+    """§7: a crash cuts the response, so that a client notices it and reconnects. [S-64]"""
     server = own()
     api = server.start()
     topic = names("c")

@@ -30,7 +30,7 @@ def _b64(data: bytes) -> str:
 
 
 def test_the_session_remembers_where_it_was(api: Api, topic: str, clients: Clients) -> None:
-    """§7.1, §7.4: also records appended while no stream was open. [7.4-03, 7.1-01]"""
+    """§7.1, §7.4: records appended while no stream was open come too. [7.4-03, 7.1-01]"""
     api.add(topic, *range(10))
     session = clients.session(api, {topic: {"from_seq": 4}})
     first = session.stream(api)
@@ -62,7 +62,9 @@ def test_the_first_stream_starts_where_the_session_said(
 
 
 def test_an_id_takes_the_session_back(api: Api, topic: str, clients: Clients) -> None:
-    """§7.4: exactly there: records that the client had not processed come again. [7.4-03]"""
+    """§7.4: the session goes back to exactly that position: records that the client had not
+    processed come again. [7.4-03]
+    """
     api.add(topic, *range(20))
     session = clients.session(api, {topic: {}}, limit=5)
     first = session.stream(api)
@@ -75,7 +77,7 @@ def test_an_id_takes_the_session_back(api: Api, topic: str, clients: Clients) ->
 
 
 def test_an_id_never_takes_the_session_forward(api: Api, names: Names, clients: Clients) -> None:
-    """§7.4: neither in one topic nor in another while it goes back in a third. [7.4-03]"""
+    """§7.4: an id moves no topic forward, even if it moves another topic back. [7.4-03]"""
     first, second, third = names("f"), names("f"), names("f")
     for name in (first, second, third):
         api.add(name, *range(10))
@@ -91,7 +93,9 @@ def test_an_id_never_takes_the_session_forward(api: Api, names: Names, clients: 
 
 
 def test_an_id_counts_for_the_topics_it_names(api: Api, names: Names, clients: Clients) -> None:
-    """§7.4: others stay; names the session does not watch say nothing. [7.4-03]"""
+    """§7.4: other topics keep their position; names that the session does not watch have no effect.
+    [7.4-03]
+    """
     first, second = names("p"), names("p")
     for name in (first, second):
         api.add(name, *range(5))
@@ -167,7 +171,7 @@ def test_a_padded_or_spaced_id_is_garbage_or_an_id_but_loses_nothing(
 def test_a_second_session_from_the_last_id_loses_and_repeats_nothing(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7.7, S: at any frame, while records come. [7.7-01, S-66, 0.7-05]"""
+    """§7.7, S: that holds for the id of any frame, while records come. [7.7-01, S-66, 0.7-05]"""
     first, second = names("s"), names("s")
     for name in (first, second):
         api.put(name)
@@ -230,7 +234,7 @@ def test_an_event_source_that_is_cut_off_again_and_again_misses_nothing(
 def test_a_topic_recreated_between_streams_is_reported(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """S: though its new head may be above the old cursor. [S-52, 7.5-04]"""
+    """S: that holds even if the new head is above the old cursor. [S-52, 7.5-04]"""
     short, long, stays = names("short"), names("long"), names("stays")
     for name in (short, long, stays):
         api.add(name, *range(10))
@@ -278,8 +282,8 @@ def test_a_topic_recreated_after_its_reported_end_is_reported(
 def test_an_id_from_before_a_recreation_gets_recreated(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """S: in a header or in a new session: never taken for a place in the new log. [S-52, S-66,
-    7.7-01]
+    """S: in a header or in a new session, such an id is never mistaken for a position in the new
+    log. [S-52, S-66, 7.7-01]
     """
     gone, stays = names("gone"), names("stays")
     for name in (gone, stays):
@@ -300,7 +304,7 @@ def test_an_id_from_before_a_recreation_gets_recreated(
             assert follower.seqs(gone) == list(range(1, 31))
             assert follower.seen[gone][0]["data"] == f"life {turn}"
             assert follower.seqs(stays) == []
-        # The next round returns with an id of this life.
+        # The client of the next round reconnects with an id of this incarnation.
         old = followers[0].ids[-1]
         again = clients.session(api, {gone: {}, stays: {}}, cursor=old).stream(api)
         again.drained()
@@ -313,7 +317,7 @@ def test_an_id_from_before_a_recreation_gets_recreated(
 def test_a_recreated_topic_that_lost_records_says_where_it_starts(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """S: one gap from 1 to the first that is there. [S-52, S-39, 7.5-04]"""
+    """S: there is one gap, from 1 to the first existing record. [S-52, S-39, 7.5-04]"""
     api.add(topic, *range(10))
     session = clients.session(api, {topic: {}})
     first = session.stream(api)
@@ -334,7 +338,9 @@ def test_a_recreated_topic_that_lost_records_says_where_it_starts(
 def test_a_topic_deleted_between_streams_is_reported_at_once(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7.5, S: on each stream as long as it is gone; the other topics continue. [7.5-08, S-50]"""
+    """§7.5, S: each stream reports it as long as the topic is missing; the other topics continue.
+    [7.5-08, S-50]
+    """
     gone, stays = names("gone"), names("stays")
     api.add(gone, *range(10))
     api.add(stays, 1)
@@ -357,7 +363,7 @@ def test_a_topic_deleted_between_streams_is_reported_at_once(
 def test_records_trimmed_between_streams_are_from_seq_too_old(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.5, §7.6: the place was kept, the records were not. [7.5-05, 7.6-02]"""
+    """§7.5, §7.6: the session kept the position, but the records are gone. [7.5-05, 7.6-02]"""
     api.put(topic, {"cap_records": 5})
     api.add(topic, 1, 2)
     session = clients.session(api, {topic: {}})
@@ -384,7 +390,7 @@ def test_records_trimmed_between_streams_are_from_seq_too_old(
 
 
 def test_two_sessions_of_one_client_are_two(api: Api, topic: str, clients: Clients) -> None:
-    """§7.1: the same definition twice has two cursors. [7.1-01]"""
+    """§7.1: two sessions with the same definition have two cursors. [7.1-01]"""
     api.add(topic, 1)
     one, two = clients.session(api, {topic: {}}), clients.session(api, {topic: {}})
     assert one.wid != two.wid

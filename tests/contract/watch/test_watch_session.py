@@ -69,7 +69,7 @@ def test_the_answer_is_complete(api: Api, names: Names) -> None:
 
 
 def test_a_cursor_that_fell_off_the_start_is_seen_in_the_answer(api: Api, topic: str) -> None:
-    """§7.2: before any stream is open. [7.2-11, 7-02]"""
+    """§7.2: the answer shows that before any stream is open. [7.2-11, 7-02]"""
     api.put(topic, {"cap_records": 5})
     for number in range(20):
         api.add(topic, number)
@@ -84,7 +84,7 @@ def test_a_cursor_that_fell_off_the_start_is_seen_in_the_answer(api: Api, topic:
 
 
 def test_a_wid_cannot_be_guessed(api: Api, topic: str) -> None:
-    """§7.1: 128 bits, base64url, no counter. [7.1-05]"""
+    """§7.1: a wid has 128 random bits as base64url, and no counter. [7.1-05]"""
     api.put(topic)
     wids = [_post(api, {topic: {}})["wid"] for _ in range(50)]
     assert len(set(wids)) == 50
@@ -117,7 +117,7 @@ def test_an_unknown_topic_is_404_and_no_session(api: Api, names: Names) -> None:
 
 
 def test_lenient_leaves_unknown_topics_out(api: Api, names: Names, clients: Clients) -> None:
-    """§7.2: absent from the answer, and no frame about them. [7.2-14]"""
+    """§7.2: such topics are absent from the answer, and no frame names them. [7.2-14]"""
     known, unknown = names("known"), names("unknown")
     api.add(known, 1)
     answer = api.http.post("/v0/watch?lenient=true", json={"topics": {unknown: {}, known: {}}})
@@ -222,7 +222,7 @@ def test_sessions_are_capped_and_expired_ones_make_room(
 def test_a_cursor_sets_the_positions_it_names(
     api: Api, names: Names, clients: Clients, others: Json
 ) -> None:
-    """§0.7, S: an id seen before, over from_seq and tail. [S-66, 0.7-05]"""
+    """§0.7, S: an id seen before takes precedence over from_seq and tail. [S-66, 0.7-05]"""
     first, second = names("c"), names("c")
     for name in (first, second):
         api.add(name, *range(10))
@@ -269,7 +269,7 @@ def test_a_session_is_no_topic(api: Api, topic: str) -> None:
 
 
 def test_a_body_may_be_compressed_and_large(api: Api, topic: str) -> None:
-    """§0.3, §7.2: one hundred names of 255 characters. [7.2-01]"""
+    """§0.3, §7.2: the body has one hundred names of 255 characters. [7.2-01]"""
     import gzip
     import json
 

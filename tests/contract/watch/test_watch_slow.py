@@ -1,4 +1,6 @@
-"""§7.6: readers that do not read: lag, a reported loss, a reported end; nothing else."""
+"""§7.6: readers that do not read fall behind, get a reported loss, then a reported end, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ _OWN_PINGS: Final = pytest.mark.connection(
 def test_past_the_timeout_the_connection_ends_with_an_error(
     strict: Api, names: Names, clients: Clients, carrier: str
 ) -> None:
-    """§7.6: and a client that reconnects has lost nothing. [7.6-03, 7.5-09, 11-15]"""
+    """§7.6: a client that reconnects has lost nothing. [7.6-03, 7.5-09, 11-15]"""
     topic = names("slow")
     strict.put(topic, {"durability": "memory"})
     before = gauges(strict)
@@ -104,8 +106,8 @@ def test_past_the_timeout_the_connection_ends_with_an_error(
 def test_the_session_of_a_slow_reader_goes_on_where_it_was_ended(
     strict: Api, names: Names, clients: Clients, with_id: bool
 ) -> None:
-    """§7.6: exactly, by the header of an EventSource; without it, records that the socket never
-    took come again. [7.6-03, 7.4-03]
+    """§7.6: with the header of an EventSource it continues exactly; without it, records that the
+    socket never took come again. [7.6-03, 7.4-03]
     """
     topic = names("slow")
     strict.put(topic, {"durability": "memory"})

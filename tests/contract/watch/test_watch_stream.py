@@ -54,7 +54,8 @@ def test_the_head_is_exactly_this(api: Api, topic: str, clients: Clients) -> Non
 
 def test_the_bytes_of_a_stream_are_exactly_these(api: Api, topic: str, clients: Clients) -> None:
     """§7.5 [7.5-01, 7.5-02, 7.5-03, 7.4-01]"""
-    # As text: libraries print a dict differently, and bytes come back as they were sent.
+    # The test sends text, because libraries print a dict differently and the bytes must come back
+    # unchanged.
     sent = b'{"records":[{"data":{"a":1},"tag":"t","node":"n","meta":{"m":1}},{"data":2}]}'
     added = api.raw("POST", f"/v0/topics/{topic}", sent, ["Content-Type: application/json"])
     assert added.status == 201
@@ -133,7 +134,7 @@ def test_line_ends_inside_a_value_never_break_a_frame(
 
 @pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
 def test_each_kind_of_line_end_alone(api: Api, topic: str, clients: Clients, end: bytes) -> None:
-    """§7.5: none of them ends the frame. [7.5-10]"""
+    """§7.5: no kind of line end inside a value ends the frame. [7.5-10]"""
     body = b'{"records":[{"data":[%b1,%b2]}]}' % (end, end)
     assert api.raw("POST", f"/v0/topics/{topic}", body, ["Content-Type: application/json"]).status
     follower = clients.session(api, {topic: {}}).stream(api)
@@ -144,7 +145,9 @@ def test_each_kind_of_line_end_alone(api: Api, topic: str, clients: Clients, end
 
 
 def test_the_id_is_every_position_after_the_frame(api: Api, names: Names, clients: Clients) -> None:
-    """§7.4: of all topics of the session, in its order. [7.4-01, 7.4-02, 0.7-05]"""
+    """§7.4: the id has the positions of all topics of the session, in the session's order. [7.4-01,
+    7.4-02, 0.7-05]
+    """
     first, second, third = names("i"), names("i"), names("i")
     api.add(first, *range(5))
     api.add(second, *range(3))
@@ -435,7 +438,7 @@ def test_streams_and_sockets_are_capped_and_the_end_of_one_makes_room(
     taken_over, first = first, session.stream(api)
     assert isinstance(taken_over.rest(within_s=5)[-1], Trouble)
     assert gauges(api)[0] == 2
-    # Requests are not streams: they pass.
+    # Requests that are no streams are accepted.
     good(api.state(topic))
     first.close()
     eventually(lambda: gauges(api)[0] == 1, "the stream is gone")
@@ -467,7 +470,9 @@ def test_an_unknown_wid_is_404(api: Api, topic: str, clients: Clients) -> None:
 
 
 def test_the_parser_of_these_tests_follows_the_standard() -> None:
-    """The client side is held too: a lenient parser would hide a broken frame. [7.5-01]"""
+    """The client side must follow the standard too, because a lenient parser would hide a broken
+    frame. [7.5-01]
+    """
     stream = (
         b"\xef\xbb\xbf: note\r\nretry: 5\r\rid: 1\nevent:  two\ndata:a\rdata: b\r\ndata\n\n"
         b"id\n\ndata\n\nevent: gone\n\n:x\nid: \0\nother: 1\ndata: {}\n\ndata: unfinished\n"

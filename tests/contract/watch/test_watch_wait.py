@@ -45,7 +45,7 @@ def clients() -> Any:
 
 
 def test_without_it_such_a_topic_is_404(api: Api, topic: str) -> None:
-    """§7.2: as ever."""
+    """§7.2: without `wait`, a missing topic gets 404 as before."""
     for wait in ({}, {"wait": False}):
         answer = api.http.post("/v0/watch", json={"topics": {topic: {}}, **wait})
         refused(answer, 404, "topic_not_found")
@@ -77,7 +77,9 @@ def test_the_answer_names_the_awaited_topics(
 def test_a_topic_is_followed_from_0_once_it_exists(
     api: Api, clients: Clients, names: Names, config: Json, is_put: bool
 ) -> None:
-    """Created by a PUT, or by its first append; the other topic is followed all the time."""
+    """A PUT or the first append creates the topic; the session follows the other topic all the
+    time.
+    """
     there, absent = names("there"), names("absent")
     api.put(there)
     answer = asked(api, there, absent, how={"tail": True})
@@ -243,7 +245,7 @@ def test_a_websocket_unsubscribes_from_an_awaited_topic(
     assert socket.ask(op="ping")["op"] == "pong"
     with pytest.raises(NothingCame):
         socket.frame(0.5)
-    # It asks again, twice: the later one counts.
+    # The client sends the command twice more: the last one counts.
     for _ in range(2):
         socket.ask(op="subscribe", topic=topic, wait=True)
     assert socket.frame_of("record")["records"][0]["data"] == 1

@@ -102,7 +102,7 @@ def test_a_tombstone_has_exactly_these_fields(api: Api, topic: str, clients: Cli
 def test_where_a_single_topic_starts(
     api: Api, topic: str, clients: Clients, place: Json, first: int
 ) -> None:
-    """§7-ws: from_seq and tail of the command itself. [7-ws-04, 7-ws-05]"""
+    """§7-ws: `from_seq` and `tail` of the command set the start. [7-ws-04, 7-ws-05]"""
     api.add(topic, *range(5))
     ws = clients.ws(api)
     answer = ws.ask(op="subscribe", topic=topic, **place)
@@ -115,7 +115,7 @@ def test_where_a_single_topic_starts(
 
 
 def test_several_subscriptions_share_a_socket(api: Api, names: Names, clients: Clients) -> None:
-    """§7-ws: each with its own options. [7-ws-01, 7-ws-04]"""
+    """§7-ws: each subscription has its own options. [7-ws-01, 7-ws-04]"""
     plain, tagged, mapped = names("a"), names("b"), names("c")
     for name in (plain, tagged, mapped):
         api.append(name, [{"data": 1, "tag": "t", "node": "n"}])
@@ -164,7 +164,7 @@ def test_unsubscribe_ends_delivery_of_its_topic(api: Api, names: Names, clients:
 def test_a_second_subscription_of_a_topic_replaces_the_first(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7-ws: one place and one set of options a topic; nothing comes twice. [7-ws-16]"""
+    """§7-ws: a topic has one position and one set of options; no record comes twice. [7-ws-16]"""
     api.add(topic, *range(5))
     ws = clients.ws(api)
     ws.ask(op="subscribe", topic=topic, tail=True)
@@ -198,7 +198,9 @@ def test_a_topic_that_came_back_can_be_followed_again(
 
 
 def test_publish_appends_and_is_acknowledged(api: Api, topic: str, clients: Clients) -> None:
-    """§7-ws: all fields of a record; the same log as over HTTP. [7-ws-01, 7-ws-07]"""
+    """§7-ws: a publish takes all fields of a record and writes to the same log as HTTP. [7-ws-01,
+    7-ws-07]
+    """
     # An append that creates its topic is synced; one to an existing topic follows its class.
     good(api.put(topic))
     ws = clients.ws(api)
@@ -225,14 +227,14 @@ def test_seqs_are_listed_on_request(api: Api, topic: str, clients: Clients) -> N
 
 
 def test_the_nodes_of_a_publish(api: Api, topic: str, clients: Clients) -> None:
-    """§2, §7-ws: node of the command holds for records that name none. [7-ws-07]"""
+    """§2, §7-ws: the command's `node` applies to records without one. [7-ws-07]"""
     ws = clients.ws(api)
     ws.ask(op="publish", topic=topic, node="batch", records=[{"data": 1}, {"data": 2, "node": "r"}])
     assert [record["$node"] for record in api.read_all(topic)] == ["batch", "r"]
 
 
 def test_create_and_config(api: Api, names: Names, clients: Clients) -> None:
-    """§2, §7-ws: as in an append. [7-ws-07]"""
+    """§2, §7-ws: both work as in an append. [7-ws-07]"""
     ws = clients.ws(api)
     absent, capped = names("absent"), names("capped")
     refusal = ws.ask(op="publish", topic=absent, create=False, records=[{"data": 1}])
@@ -250,7 +252,7 @@ def test_create_and_config(api: Api, names: Names, clients: Clients) -> None:
 
 
 def test_a_repeated_idempotency_key_appends_nothing(api: Api, topic: str, clients: Clients) -> None:
-    """§0.8, §7-ws: also across HTTP and WebSocket. [7-ws-07, 7-ws-01]"""
+    """§0.8, §7-ws: that also holds across HTTP and WebSocket. [7-ws-07, 7-ws-01]"""
     ws = clients.ws(api)
     command: Json = {"op": "publish", "topic": topic, "records": [{"data": 1}, {"data": 2}]}
     first = ws.ask(**command, idempotency_key="k", return_seqs=True)
@@ -290,7 +292,7 @@ def test_payloads_are_stored_byte_for_byte(api: Api, topic: str, clients: Client
 def test_answers_come_in_the_order_of_the_commands(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7-ws: whatever each had to wait for. [7-ws-15, 7-ws-07]"""
+    """§7-ws: the order holds whatever each command had to wait for. [7-ws-15, 7-ws-07]"""
     fast, slow = names("fast"), names("slow")
     api.put(fast, {"durability": "ephemeral"})
     api.put(slow, {"durability": "fsync"})
@@ -309,7 +311,9 @@ def test_answers_come_in_the_order_of_the_commands(
 def test_a_publisher_that_listens_gets_its_ack_and_its_record_once_each(
     api: Api, topic: str, clients: Clients, durability: str
 ) -> None:
-    """§7-ws: in the order of the log; not its own under its node. [7-ws-15, 7.2-02]"""
+    """§7-ws: records come in the order of the log; with `node` the publisher does not get its own.
+    [7-ws-15, 7.2-02]
+    """
     api.put(topic, {"durability": durability})
     ws = clients.ws(api)
     ws.ask(op="subscribe", topic=topic, tail=True)
@@ -346,14 +350,14 @@ def test_ping_is_answered(api: Api, clients: Clients) -> None:
 
 
 def test_the_protocols_own_ping_is_answered(api: Api, clients: Clients) -> None:
-    """RFC 6455 below the commands. [7-ws-01]"""
+    """RFC 6455: the server answers ping frames of the protocol itself. [7-ws-01]"""
     raw = clients.raw_ws(api)
     raw.send(PING, b"are you there")
     assert raw.frame() == (PONG, b"are you there")
 
 
 def test_a_message_may_come_in_fragments(api: Api, clients: Clients) -> None:
-    """RFC 6455: cut anywhere, also inside a character. [7-ws-01]"""
+    """RFC 6455: a message may be cut anywhere, even inside a character. [7-ws-01]"""
     raw = clients.raw_ws(api)
     text = '{"op":"ping","request_id":"ä水"}'.encode()
     raw.send(TEXT, text[:25], first_bits=0)
@@ -367,7 +371,9 @@ def test_a_message_may_come_in_fragments(api: Api, clients: Clients) -> None:
 
 
 def test_many_commands_at_once_are_all_answered(api: Api, clients: Clients) -> None:
-    """§7-ws: more than may wait on one socket: it is read no faster than it is served. [7-ws-14]"""
+    """§7-ws: there are more commands than may wait on one socket; the server reads the socket no
+    faster than it answers. [7-ws-14]
+    """
     ws = clients.ws(api)
 
     def send() -> None:
@@ -382,7 +388,7 @@ def test_many_commands_at_once_are_all_answered(api: Api, clients: Clients) -> N
 
 
 def test_one_command_may_wait_at_a_time(own: NewServer, topic: str, clients: Clients) -> None:
-    """§7-ws, S: the number that wait is a setting; none is lost. [S-13, 7-ws-14]"""
+    """§7-ws, S: a setting limits the waiting commands; none is lost. [S-13, 7-ws-14]"""
     api = own(TOPICS_MAX_WS_COMMANDS="1").start()
     api.put(topic, {"durability": "fsync"})
     ws = clients.ws(api)
@@ -394,7 +400,9 @@ def test_one_command_may_wait_at_a_time(own: NewServer, topic: str, clients: Cli
 def test_a_message_over_the_limit_closes_with_1009(
     own: NewServer, topic: str, clients: Clients
 ) -> None:
-    """S, §7-ws: one of exactly the limit passes, the other stores nothing. [7-ws-13, S-56, S-13]"""
+    """S, §7-ws: a message of exactly the limit passes, a larger one stores nothing. [7-ws-13, S-56,
+    S-13]
+    """
     api = own(TOPICS_MAX_WS_MESSAGE_BYTES="5000").start()
     ws = clients.ws(api)
     head, tail = (
@@ -408,7 +416,7 @@ def test_a_message_over_the_limit_closes_with_1009(
     assert ws.closed_with() == 1009
     raw = clients.raw_ws(api)
     for number in range(6):
-        # For fragments the whole message counts.
+        # If a message comes in fragments, its whole size counts.
         raw.send(0 if number else TEXT, b" " * 1000, first_bits=0)
     assert raw.closed_with() == 1009
     assert api.get_state(topic)["head_seq"] == 1
@@ -416,7 +424,7 @@ def test_a_message_over_the_limit_closes_with_1009(
 
 
 def test_a_large_message_passes(api: Api, topic: str, clients: Clients) -> None:
-    """§2, §7-ws: the largest record, in and out. [7-ws-01]"""
+    """§2, §7-ws: the largest record can be published and received. [7-ws-01]"""
     ws = clients.ws(api)
     data = "x" * 1_000_000
     assert ws.ask(op="publish", topic=topic, records=[{"data": data}])["op"] == "ack"
@@ -442,7 +450,7 @@ def test_a_client_that_closes_is_answered_and_forgotten(api: Api, clients: Clien
 def test_a_socket_that_is_closed_with_subscriptions_leaves_nothing(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§11: a slot is freed however it ends. [11-15, 8.3-06]"""
+    """§11: the slot is freed, however the socket ends. [11-15, 8.3-06]"""
     api.put(topic)
     before = gauges(api)
     sockets = [clients.ws(api) for _ in range(10)]
@@ -467,7 +475,7 @@ def test_a_binary_frame_is_an_error_and_the_socket_stays(api: Api, clients: Clie
 
 
 def test_a_get_that_asks_for_no_upgrade_is_refused(api: Api) -> None:
-    """§7-ws, §0.5: in the envelope. [9-03, 0.6-05]"""
+    """§7-ws, §0.5: the refusal uses the error envelope. [9-03, 0.6-05]"""
     before = gauges(api)
     answer = api.raw("GET", "/v0/ws")
     assert answer.status in (400, 426)

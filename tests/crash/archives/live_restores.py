@@ -40,7 +40,8 @@ FS: Final = OsFs()
 WRITERS: Final = 16
 TOPICS: Final = tuple(f"log-{number}" for number in range(8))
 URL: Final = "s3://archives/live"
-# An entry that was acknowledged so long before the cut is in it: the cut waits for every shard.
+# An entry that was acknowledged this long before the cut must be in the restore: the cut includes
+# every shard.
 SLACK_MS: Final = 3_000
 ENV: Final = {
     "TOPICS_WAL_SHARDS": "2",
@@ -58,7 +59,7 @@ VIEW: Final = {
 
 
 def now_ms() -> float:
-    """The server's clock: it runs on this machine."""
+    """The server's clock, because the server runs on this machine."""
     return time.time() * 1000
 
 
@@ -120,7 +121,9 @@ class Clients:
                 self.errors.append(repr(error))
 
     def _post(self, http: httpx.Client, path: str, body: object) -> tuple[Any, Call]:
-        """The answer to a call that may be repeated, and its times: from its first try on."""
+        """The answer to a call that may be repeated, and the call's times, counted from its first
+        try.
+        """
         began = now_ms()
         while True:
             try:
@@ -168,7 +171,7 @@ class Clients:
             began = now_ms()
             _, call = self._post(http, "topics/jobs/ack", {"node": node, "seqs": seqs})
             for seq in seqs:
-                # One that was skipped had been acked by a try whose answer was lost.
+                # If a job was skipped, a try whose answer was lost had acked it.
                 self.ledger.acks[seq] = Call(began, call.ended_ms)
             time.sleep(0.01)
 
@@ -207,7 +210,7 @@ def metric(api: Api, name: str) -> float:
 
 
 def is_archived(api: Api) -> bool:
-    """Whether all that was acknowledged is in the archive, behind a base."""
+    """Whether everything acknowledged is in the archive, after a base."""
     return metric(api, "lag_seconds") == 0 and metric(api, "base_timestamp_ms") > 0
 
 
@@ -217,7 +220,7 @@ def rows_of(api: Api, topic: str) -> list[tuple[int, Any]]:
 
 
 def run_load(server: Server, kills: int, chance: random.Random) -> tuple[Ledger, dict[str, Any]]:
-    """Have all clients work while the server is killed; the calls, and the logs at the end."""
+    """Run all clients while the server is killed; returns the calls, and the logs at the end."""
     api = server.start()
     prepare(api)
     eventually(lambda: is_archived(api), "the topics are archived", within_s=120)
@@ -249,7 +252,7 @@ def run_load(server: Server, kills: int, chance: random.Random) -> tuple[Ledger,
 
 
 def check(api: Api, ledger: Ledger, logs: dict[str, Any], after: float, ts: float) -> int:
-    """Compare a restored server with a cut between two times; the number of its records."""
+    """Compare a restored server with a cut between two times; returns the number of its records."""
     heads: dict[str, int] = {}
     for topic in TOPICS:
         rows = rows_of(api, topic)
@@ -304,7 +307,7 @@ def _check_view(api: Api, head: int, logs: dict[str, Any]) -> None:
 
 
 def _check_router(api: Api, head: int, logs: dict[str, Any]) -> None:
-    """Copies of before the cut are as they were; the router goes on with the rest."""
+    """Check that copies from before the cut are unchanged and that the router copies the rest."""
     source = [data for _, data in logs[TOPICS[0]][:head]]
 
     def is_routed() -> bool:
@@ -320,7 +323,7 @@ def _check_router(api: Api, head: int, logs: dict[str, Any]) -> None:
 def random_find(
     history: ArchiveHistory, ledger: Ledger, logs: dict[str, Any], chance: random.Random
 ) -> tuple[str, Callable[[Moments], Any]]:
-    """A random record or time of the archive, and how it is named."""
+    """A random record or time in the archive, and the option that names it."""
     if chance.random() < 0.5:
         topic = chance.choice(TOPICS)
         seq = chance.randrange(1, len(logs[topic]) + 1)
@@ -339,7 +342,7 @@ def restore_one(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one load and many restores; 1 if any is wrong."""
+    """Run one load and many restores; returns 1 if any restore is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--restores", type=int, default=20)
     parser.add_argument("--kills", type=int, default=8)
@@ -366,7 +369,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(folder: Path, asked: argparse.Namespace, buckets: Buckets) -> int:
-    """One load, and all restores; how many are wrong."""
+    """Run one load and all restores; returns the number of wrong ones."""
     chance, wrong = random.Random(asked.seed), 0
     server = Server(folder / "server", {**ENV, "TOPICS_ARCHIVE_URL": URL})
     try:
@@ -389,7 +392,8 @@ def run(folder: Path, asked: argparse.Namespace, buckets: Buckets) -> int:
         place = folder / f"restored-{number}"
         made, restored = restore_one(store, place, find)
         try:
-            # A cut at a record lies in its part: behind the part before, and not at its own end.
+            # A cut at a record lies within the record's part: after the part before it, and not at
+            # the end of its own part.
             is_cut = "=" in named and made.part > 1
             after = history.facts(made.part - 1).ts_ms if is_cut else made.ts
             records = check(restored.start(), ledger, logs, after, made.ts)

@@ -1,4 +1,5 @@
-"""The JavaScript client on a server that is killed: nothing lost, nothing twice, no error told.
+"""The JavaScript client on a server that is killed: no record is lost or doubled, and no error
+reaches the user.
 
 One Node appends numbered records, another follows them. The answers of appends are lost with the
 server; their repeats carry the same idempotency key.

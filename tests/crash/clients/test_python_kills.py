@@ -1,7 +1,7 @@
-"""The Python client on a server that is killed: nothing lost, nothing twice, no error told.
-
-Both kinds of client: one thread each for a writer, a producer, a follower with its cursor in a
-file, a follower whose position the server keeps, one that queues jobs, and a worker.
+"""The Python client on a server that is killed: no record is lost or doubled, and no error reaches
+the user. Both kinds of client run one thread each for a writer, a producer, a follower with its
+cursor in a file, a follower whose position the server keeps, a thread that queues jobs, and a
+worker.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Crowd:
                         return
 
     def consume(self, client: Any) -> None:
-        """Whenever it has caught up, it begins anew where the server says."""
+        """Read as a consumer: after each catch-up begin anew at the position that the server
+        keeps.
+        """
         consumer = client.consumer("events", "c")
         while True:
             with contextlib.closing(consumer.live()) as items:
@@ -141,7 +143,7 @@ class Crowd:
         stopping.join()
 
     def _stop_worker(self, worker: Any) -> None:
-        """Stop it once it has worked off what was queued."""
+        """Stop the worker once it has handled all queued jobs."""
         self.is_over.wait()
         self.threads[4].join()
         eventually(lambda: set(self.queued) <= set(self.worked), "every job is done", WITHIN_S)

@@ -8,12 +8,14 @@ from typing import Final
 from tests.crash.watch.watch_wire import Broken, Http
 
 RECORDS: Final = 2_000
-# Connections; each commits for its share of the consumers, one after the other.
+# The number of connections; each commits for its share of the consumers, one after the other.
 CLIENTS: Final = 32
 
 
 class Committers:
-    """So many consumers of one topic, each committed in steps; `acknowledged`: its last answer."""
+    """Many consumers of one topic, each committed in steps; `acknowledged`: the last acknowledged
+    commit of each.
+    """
 
     def __init__(self, port: int, consumers: int) -> None:
         self.acknowledged = {f"c{number}": 0 for number in range(consumers)}
@@ -52,7 +54,7 @@ class Committers:
             client.close()
 
     async def _commit(self, client: Http, name: str, step: int) -> None:
-        """One commit; without an answer the next one repeats it."""
+        """Send one commit; if it gets no answer, the next one repeats it."""
         seq = self.acknowledged[name] + step
         try:
             path = f"/v0/topics/t/consumers/{name}/commit"

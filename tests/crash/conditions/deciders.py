@@ -2,9 +2,9 @@
 
 Three topics, each with its rule: a name belongs to one client (`names`), an account never falls
 below zero (`transfers`: two records in one append), an event has so many seats (`seats`). A client
-reads, decides, and appends what it decided under the condition that nothing it looked at has
-changed. It repeats a request without an answer under the same idempotency key. Nothing is deleted,
-so the judge can replay every topic in the order of its seqs.
+reads, decides, and appends its decision under the condition that none of the records that it read
+has changed. It repeats a request without an answer under the same idempotency key. Nothing is
+deleted, so the judge can replay every topic in the order of its seqs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WITHIN_S: Final = 60.0
 
 @dataclass
 class Attempt:
-    """One conditional append: what it asked for, and its answer."""
+    """One conditional append: its request and its answer."""
 
     topic: str
     tags: list[str]
@@ -47,7 +47,7 @@ class Log:
 
 
 class Deciders:
-    """So many clients; `attempts` are those with an answer."""
+    """Many deciding clients; `attempts` are the attempts that got an answer."""
 
     def __init__(self, url: str, clients: int, rounds: int, seed: int) -> None:
         self.url = url
@@ -69,7 +69,7 @@ class Deciders:
             await self._moved.wait()
 
     async def run(self) -> None:
-        """Every client until the rounds are done."""
+        """Run every client until the rounds are done."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._clients):
                 group.create_task(self._client(number))
@@ -84,7 +84,8 @@ class Deciders:
                 topic = rng.choice(("names", "transfers", "seats"))
                 log = logs[topic]
                 await self._read(http, topic, log)
-                # Names are never read in time: their condition is about all of the topic.
+                # A decision about a name cannot rely on a read up to a seq: its condition covers
+                # the whole topic.
                 decided = _decide(rng, topic, log, f"{number}.{turn}")
                 if decided is None:
                     continue
@@ -118,7 +119,7 @@ class Deciders:
         self._moved.set()
 
     async def _patiently(self, http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
-        """The answer, repeated over kills."""
+        """Send the request again after each kill until it has an answer."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 try:
@@ -135,7 +136,7 @@ def _decide(
 ) -> tuple[list[str], list[Json]] | None:
     """The record to append, and the tags that decided it; None: no append is possible."""
     if topic == "names":
-        # About half of these are taken, however long a run is.
+        # About half of these names are taken, however long the run is.
         taken = len(log.by_tag)
         name = f"name:{max(0, taken - 24) + rng.randrange(48)}"
         return [name], [_record(name, number)]
@@ -202,7 +203,7 @@ def _check_acceptance(attempt: Attempt, by_seq: dict[int, Json]) -> set[int]:
 
 
 def _replay(topic: str, records: list[Json]) -> None:
-    """The rule of a topic holds at every seq."""
+    """Check that the rule of a topic holds at every seq."""
     if topic == "transfers":
         balances = Counter({f"account:{number}": OPENING for number in range(ACCOUNTS)})
         for record in records:

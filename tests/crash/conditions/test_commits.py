@@ -45,7 +45,7 @@ def _listed(server: Server) -> dict[str, Any]:
 def test_no_consumer_is_behind_its_acknowledged_commit(
     tmp_path: Path, consumers: int, kills: int
 ) -> None:
-    """`--consumers` of them, over `--kills`."""
+    """`--consumers` sets the number of consumers, `--kills` the number of kills."""
     port = lasting_port()
     env = {"TOPICS_PORT": str(port), "TOPICS_CHECKPOINT_INTERVAL_MS": "500"}
     server = Server(tmp_path, env)
@@ -61,7 +61,7 @@ def test_no_consumer_is_behind_its_acknowledged_commit(
         found = _listed(server)
         assert found.keys() == committers.acknowledged.keys()
         for name, acknowledged in committers.acknowledged.items():
-            # A commit whose answer was lost may be further by one step.
+            # If the answer to a commit was lost, the consumer may be one step further.
             assert acknowledged <= found[name]["seq"] <= acknowledged + 7, name
             assert found[name]["lag"] == RECORDS - found[name]["seq"]
         scraped = good(server.api.http.get("/v0/metrics", headers={"accept": "application/json"}))

@@ -42,7 +42,7 @@ def _decided(server: Server, rounds: int, kills: int, seed: int) -> Deciders:
 def test_what_many_clients_decide_holds_over_kills(
     tmp_path: Path, decisions: int, kills: int, first_seed: int
 ) -> None:
-    """`--decisions` attempts: every refusal has a conflict, and the replay breaks no rule."""
+    """In `--decisions` attempts every refusal has a conflict, and the replay breaks no rule."""
     server = Server(tmp_path, {"TOPICS_PORT": str(lasting_port())})
     try:
         deciders = _decided(server, decisions, kills, first_seed)

@@ -24,12 +24,12 @@ _SLICES: Final = 250
 
 
 def slow_head(number: int, turn: int) -> bytes:
-    """Send a header field now and then, and never the end of the head."""
+    """Send a header field from time to time, but never the end of the head."""
     return HEAD if not turn else b"X-%d-%d: y\r\n" % (number, turn)
 
 
 def slow_body(number: int, turn: int) -> bytes:
-    """Send a byte of a long body now and then."""
+    """Send a byte of a long body from time to time."""
     return HEAD + b"Content-Length: 1000000\r\n\r\n" if not turn else b" "
 
 
@@ -83,7 +83,7 @@ class Crowd:
 
     @property
     def ended(self) -> int:
-        """How many of them the server ended."""
+        """The number of connections that the server ended."""
         return int(self._ended.value)
 
     def __enter__(self) -> Crowd:
@@ -152,7 +152,7 @@ def _hold(
 
 def _connected(port: int, first: bytes) -> socket.socket | None:
     sock = socket.socket()
-    # The kernel keeps few unread bytes.
+    # With this option the kernel keeps few unread bytes.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     try:
         sock.connect(("127.0.0.1", port))

@@ -29,7 +29,7 @@ from tests.crash.hostile.test_hostile_clients import port_of
 
 # Priority of the flood's topic, and records of each of its appends.
 FLOODS: Final = ((500, 1), (1000, 100))
-# Priority of the honest topics; None: derived from their reads, and without reads 0.
+# Priority of the honest topics; None means derived from their reads, so 0 without reads.
 PRIORITIES: Final = (None, *range(-1000, 1001, 125), None, 0)
 WARM_S: Final = 0.5
 

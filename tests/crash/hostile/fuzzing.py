@@ -1,7 +1,5 @@
-"""Almost valid requests: valid ones, changed at random, from a seed.
-
-`Mutator` makes them; the same seed gives the same requests. `problems` checks the answers. Used by
-`test_fuzz`.
+"""Almost valid requests: valid requests with random changes from a seed. `Mutator` makes them; the
+same seed gives the same requests. `problems` checks the answers. Used by `test_fuzz`.
 """
 
 from __future__ import annotations

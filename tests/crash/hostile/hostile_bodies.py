@@ -106,7 +106,7 @@ ROUTES: Final[dict[str, tuple[str, str]]] = {
     "websocket publishes": ("GET", "/v0/ws"),
 }
 SOCKETS: Final = ("websocket", "websocket fragments", "websocket publishes")
-# For publishes: the size of each body, and their number.
+# For publishes: the size of each body, and the number of bodies.
 PUBLISH_BYTES: Final = MIB - 1024
 PUBLISHES: Final = 60
 APPENDING: Final = ("append", "stream append", "stream bytes", "stream create")
@@ -255,7 +255,7 @@ class Bench:
         raise AssertionError("the server does not listen")
 
     def until_ready(self) -> list[float]:
-        """Ask until the server is ready; return the seconds of each question."""
+        """Poll until the server is ready; return the seconds of each poll."""
         waits: list[float] = []
         ready = time.monotonic() + 120
         while time.monotonic() < ready:
@@ -312,7 +312,7 @@ class Bench:
         else:
             told = self.send(method, path, key, body, more)
         took = time.perf_counter() - began
-        # The cost includes what an answer leaves behind.
+        # The cost includes memory that is still held after the answer.
         time.sleep(self._settle_s)
         turn_ms = self.turn_ms()
         grown = memory.stop()
@@ -328,8 +328,8 @@ class Bench:
         )
 
     def _until_idle(self) -> None:
-        """Wait until the server is idle but for the other client: it may still seal the records of
-        the body before, whose memory is not of this one.
+        """Wait until the server does nothing but serve the other client: it may still seal the
+        records of the body before, whose memory is not of this one.
         """
         bound = time.monotonic() + _IDLE_WITHIN_S
         while time.monotonic() < bound:
@@ -401,10 +401,11 @@ class Bench:
         return Figures("", seconds * 1000, turn_ms, p99_ms, longest_ms, len(taken), 0)
 
     def together(self, begins: Sequence[bytes], ends: Sequence[bytes], *, ws: bool) -> Figures:
-        """What requests cost that become whole at the same time, each on a connection of its own.
+        """The cost of requests that become complete at the same time, each on a connection of its
+        own.
 
-        `begins` are sent first, one a connection, `ends` all together a while later. `ws`: the
-        connections are WebSockets.
+        `begins` are sent first, one for each connection, `ends` all together a while later. `ws`:
+        the connections are WebSockets.
         """
         with ExitStack() as stack:
             socks: list[socket.socket] = []
@@ -448,7 +449,7 @@ def _send_all(sock: socket.socket, head: bytes, body: bytes) -> None:
 def messages_of(route: str, body: bytes) -> list[tuple[bytes, bytes]]:
     """Frames of a client, head and payload, masked with zeros, which changes no byte.
 
-    As publishes: the body, which is small enough for one message, `PUBLISHES` times.
+    In the form of publishes the body, which fits one message, is sent `PUBLISHES` times.
     """
     if route == "websocket":
         return [(b"\x81\xff" + len(body).to_bytes(8) + bytes(4), body)]
@@ -540,7 +541,7 @@ def _children_of(pid: int) -> list[int]:
 class Memory:
     """The peak growth of the memory of some processes since it was made; sampled by a thread.
 
-    It asks for `pids` each time: a helper that starts meanwhile counts with its whole memory.
+    It calls `pids` each time, so a helper that starts meanwhile counts with its whole memory.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]]) -> None:

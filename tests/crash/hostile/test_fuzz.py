@@ -1,4 +1,5 @@
-"""Issue 8, must-show 2: requests changed at random never find a defect, nor anything that grows.
+"""Issue 8, must-show 2: randomly changed requests never cause a 500, and nothing in the server
+grows.
 
 `./run test-crash tests/crash/hostile/test_fuzz.py --fuzz 50000 --seed 7`; the seed of a failure is
 in its message.

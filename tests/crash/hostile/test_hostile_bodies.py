@@ -41,9 +41,9 @@ PUBLISHED: Final = {
     "tiny records": "error batch_too_large",
     "seqs": "error invalid_request",
 }
-# One function refuses all of those that append nothing.
+# One function refuses the bodies of all routes that append nothing.
 FEW_ROUTES: Final = (*APPENDING, "diff", "ack", "websocket")
-# The server does not read their bodies.
+# The server does not read the bodies of these routes.
 ANSWERED: Final = {
     "drop topic": ("403 forbidden", "200"),
     "list": ("200", "200"),
@@ -113,7 +113,7 @@ def test_messages_of_a_socket_are_bounded_as_their_whole_is(bench: Bench, kind: 
         found = bench.measured("websocket publishes", body, key, is_gzip=False)
         print(f"{kind}, {key}: {found}")
         assert found.told == ("error forbidden" if key == READER else PUBLISHED.get(kind, "ack"))
-        # Evicted records may have been sealed before, which takes as much again.
+        # Evicted records may have been sealed before, which needs the same memory again.
         assert found.grown_bytes <= GROWN_BYTES_MAX
 
 
@@ -129,7 +129,9 @@ def test_messages_of_a_socket_are_bounded_as_their_whole_is(bench: Bench, kind: 
     ids=["pings", "pongs", "empty fragments", "fragments of a byte", "messages of a byte"],
 )
 def test_small_frames_are_read_in_many_turns(bench: Bench, frame: bytes, first: bytes) -> None:
-    """A reception has 40,000 frames. The machine may stall: the best of a few tries counts."""
+    """One received piece has 40,000 frames. The machine may stall, so the best of a few tries
+    counts.
+    """
     for _ in range(4):
         found = bench.flooded(frame, first, MIB, 1.5)
         print(found)

@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 MIB: Final = 2**20
 HEADER_MS: Final = 1000
-# A connection that only waits for its timeout.
+# Bytes of memory of a connection that only waits for its timeout.
 CONNECTION_BYTES_MAX: Final = 40 * 1024
-# The unread bytes of all clients, twice: in the answer and in the socket.
+# The unread bytes of all clients count twice: in the answer and in the socket.
 UNREAD_BYTES_MAX: Final = 512 * MIB
 LOAD_BYTES_MAX: Final = 64 * MIB
 SAMPLES: Final = 200
@@ -121,7 +121,9 @@ def test_slow_clients_are_disconnected_and_harm_no_other(
 def test_a_server_as_it_comes_holds_slow_clients_and_serves_honest_ones(
     server: Server, half_open: int, says: Callable[[int, int], bytes]
 ) -> None:
-    """At full scale the test lasts long enough (ten seconds) for the first of them to be ended."""
+    """At full scale the test lasts long enough (ten seconds) that the server ends the first slow
+    clients.
+    """
     quiet_ms = quiet_p99(server, half_open)
     with (
         Honest(port_of(server)) as honest,
@@ -141,7 +143,7 @@ def test_a_server_as_it_comes_holds_slow_clients_and_serves_honest_ones(
 def test_clients_that_never_read_are_disconnected_and_harm_no_other(
     server: Server, never_reading: int
 ) -> None:
-    # More than two sockets' buffers can hold: 4 MiB a page.
+    # A page has 4 MiB, more than two sockets' buffers can hold.
     for _ in range(4):
         server.api.add("large", "x" * 999_000)
     quiet_ms = quiet_p99(server, never_reading)

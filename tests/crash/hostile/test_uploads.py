@@ -199,7 +199,7 @@ def test_messages_of_websockets_count_in_the_budget(server: Server, size: int, b
         ]
         done: set[asyncio.Future[object]] = set()
         async with asyncio.timeout(30):
-            # 0.75 of a size each: there is room for five.
+            # Each upload holds 0.75 of a size, so there is room for five.
             while len(done) < count - 5:
                 done = {task for task in tasks if task.done()}
                 await asyncio.sleep(0.05)

@@ -1,4 +1,5 @@
-"""The knowledge of a killed server's clients: acknowledged, unknown, gone; and the verdict.
+"""What the clients of a killed server know of each record (acknowledged, unknown, gone), and the
+verdict.
 
 There is one `TopicLedger` for each topic. Between two checks it collects calls (sent, perhaps
 acknowledged). A check compares them with all records that a reader sees when nothing is in flight,
@@ -136,7 +137,9 @@ class TopicLedger:
         return wrong
 
     def _bind(self, call: Call, known: dict[int, Known]) -> list[str]:
-        """Note the seqs of a call; if a seq belongs to another call, that is the worst defect."""
+        """Note the seqs of a call; report a seq that belongs to another call, the worst possible
+        defect.
+        """
         assert call.first_seq is not None
         wrong = []
         for index, tag in enumerate(call.tags):

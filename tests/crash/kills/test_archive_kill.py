@@ -1,4 +1,4 @@
-"""A server that archives and is killed at any moment: its archive stays one history, and whole."""
+"""A server that archives and is killed at any moment: its archive stays one complete history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOPICS = {"a": "fsync", "b": "disk", "c": "memory"}
 
 
 def write(api: Api, topic: str, stop: threading.Event, stored: dict[str, int]) -> None:
-    """Append numbers, each after the one before it is acknowledged."""
+    """Append numbers one after the other, each after the previous one is acknowledged."""
     with httpx.Client(base_url=api.url, timeout=30) as client:
         while not stop.is_set():
             try:
@@ -75,7 +75,7 @@ def test_kills_leave_one_history_without_a_gap(tmp_path: Path, seed: int) -> Non
             for writer in writers:
                 writer.join()
             api = server.start()
-            # In the same boot, what was written before the kill is there.
+            # Within the same boot, everything written before the kill still exists.
             for topic in TOPICS:
                 head = api.get_state(topic)["head_seq"]
                 assert head >= stored[topic], f"kill {kill}"

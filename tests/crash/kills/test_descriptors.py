@@ -1,4 +1,5 @@
-"""A server that has no file descriptors left: refused for the moment, never broken for good.
+"""A server without free file descriptors: it refuses requests for the moment, but nothing breaks
+for good.
 
 `RLIMIT_NOFILE` of a running server is lowered to what it has open, so that every further open
 fails with EMFILE, then raised again.
@@ -35,7 +36,9 @@ def _segments(server: Server) -> set[Path]:
 def test_without_descriptors_appends_go_on_and_no_shard_is_lost(
     tmp_path: Path, durability: str
 ) -> None:
-    """Nothing is reported as a failed sync; sealing and checkpoints go on once there are some."""
+    """The server reports no failed sync; sealing and checkpoints continue once descriptors are
+    free.
+    """
     server = Server(tmp_path / "server", _ENV)
     api = server.start()
     assert server.process is not None
@@ -54,7 +57,8 @@ def test_without_descriptors_appends_go_on_and_no_shard_is_lost(
         for _ in range(60):
             append_some()
         eventually(lambda: len(_segments(server)) >= 2, "something is sealed")
-        # Those that are open stay so, and nothing can be opened: 0 to 2 are taken.
+        # Open descriptors stay open and no further one can be opened: the limit is 3, and 0 to 2
+        # are in use.
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         sealed, before = _segments(server), stored["a"]
         deadline = time.monotonic() + _STARVED_S

@@ -19,7 +19,7 @@ from topics_server.wal.tools.dump import verify
 @pytest.mark.crash
 @pytest.mark.timeout(0)
 def test_kill_9_loses_doubles_and_brings_back_nothing(cycles: int, first_seed: int) -> None:
-    """`--cycles` kills; a failing one keeps its directory and names it."""
+    """`--cycles` sets the number of kills; a failing run keeps its directory and names it."""
     directory = Path(tempfile.mkdtemp(prefix="topics-torture-"))
     torture = Torture(directory, first_seed)
     began = time.monotonic()

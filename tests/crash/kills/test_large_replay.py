@@ -33,7 +33,7 @@ LIMITS: Final = {
     # Everything is replayed and nothing sealed: attaching segments is another test.
     "TOPICS_SEGMENT_MAX_EVENTS": "1000000",
 }
-# Turns have the bounds of a server that serves.
+# Turns of the loop have the same bounds as in a ready server.
 TURN_MS: Final = 50.0
 # Allowed beside the bodies: the interpreters of two processes, and the allocations of a first use.
 SPARE_BYTES: Final = 64 * MIB
@@ -45,7 +45,7 @@ RECORDS: Final = 10_000
 def _tiny(size: int) -> list[bytes]:
     record = b'{"data":1},'
     body = b'{"records":[' + record * (RECORDS - 1) + b'{"data":1}]}'
-    # A tenth: each record costs more than its bytes.
+    # These bodies have a tenth of the size, because each record costs more than its bytes.
     return [body] * (size // len(body) // 10)
 
 
@@ -121,7 +121,9 @@ def test_the_restore_of_a_large_tail_is_bounded(tmp_path: Path, kind: str) -> No
 
 
 def test_segments_are_attached_beside_the_loop(tmp_path: Path) -> None:
-    """Two hundred segments of one topic, met by its snapshot and by the replay of its creation."""
+    """Two hundred segments of one topic; the topic comes once from a snapshot and once from the
+    replay of its creation.
+    """
     bench = Bench(tmp_path, env={"TOPICS_SEGMENT_MAX_EVENTS": "10"})
     with bench.running(signal.SIGKILL):
         body = b'{"records":[' + b'{"data":1},' * 999 + b'{"data":1}]}'

@@ -70,7 +70,7 @@ def _fill(api: Api, size: int) -> int:
     while refusals < _REFUSALS:
         answer = api.append("big", [{"data": secrets.token_hex(size // 2)}])
         if answer.status_code == 429:
-            # Unsealable records are bounded too.
+            # The server also bounds records that it cannot seal.
             assert refused(answer, 429, "throttled")["limit"] in _LIMITS
             refusals += 1
             time.sleep(0.25)

@@ -124,7 +124,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def _again(server: Server, **env: str) -> None:
-    """Stop, start with other settings, then crash and start: so nothing depends on the memory."""
+    """Stop, start with other settings, then crash and start: so no result depends on memory."""
     server.stop()
     server.env = {**server.env, **env}
     server.start()

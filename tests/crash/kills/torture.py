@@ -75,7 +75,7 @@ class Torture:
             self._create(name)
 
     def tear_down(self) -> None:
-        """End the server in any state."""
+        """End the server, whatever its state."""
         if self.server.process is not None:
             self.server.signal(signal.SIGKILL)
 

@@ -85,7 +85,9 @@ def send(connection: Connection, topic: str, call: Call) -> tuple[int, Json]:
 
 
 def until_taken(ask: Callable[[], tuple[int, Json]], stop: threading.Event) -> tuple[int, Json]:
-    """Ask again while the server is too busy: nothing of a throttled request was stored."""
+    """Repeat a request while the server is too busy, because nothing of a throttled request was
+    stored.
+    """
     while True:
         status, answer = ask()
         if status != 429 or answer["error"]["code"] != "throttled":

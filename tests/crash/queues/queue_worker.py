@@ -33,7 +33,8 @@ _BREAKS: Final = (OSError, http.client.HTTPException)
 _AGAIN_S: Final = 0.05
 _BATCHES: Final = (1, 1, 4, 16, 64)
 _WAITS_MS: Final = (0, 200, 1000)
-# Short enough to expire under a paused worker; long enough to survive a restart.
+# The lease time is short enough to expire under a paused worker, and long enough to survive a
+# restart.
 LEASES_MS: Final = (800, 1500, 8000)
 _OVERSLEPT_MS: Final = 1500
 _OVERSLEEP: Final = 0.004
@@ -41,8 +42,8 @@ _NACK: Final = 0.03
 _EXTEND: Final = 0.03
 _FORGET: Final = 0.003
 _DOUBLE_ACK: Final = 0.03
-# How often a worker uses an older lease of a job that it holds by a newer one: only the fence can
-# tell.
+# How often a worker uses an older lease of a job that it holds by a newer one: only the fence
+# distinguishes the two.
 _STALE: Final = 0.7
 _WITHOUT_FENCE: Final = 0.25
 _RETRY: Final = 0.7
@@ -56,7 +57,7 @@ def wall_ms() -> float:
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """The orders for a worker."""
+    """The instructions for a worker."""
 
     port: int
     node: str
@@ -80,7 +81,7 @@ class Notes:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def add(self, *items: object) -> None:
-        """Add one line in one write: it is complete, or it is the last one and cut."""
+        """Add one line in one write, so that only the last line can be incomplete."""
         os.write(self._fd, json.dumps(items, separators=(",", ":")).encode() + b"\n")
 
 
@@ -182,7 +183,9 @@ def note_grants(notes: Notes, topic: str, stream: str, lease_ms: int, jobs: list
 
 
 def newest(jobs: list[Held]) -> list[Held]:
-    """Each job once, by its newest lease: the answer does not tell two entries of one seq apart."""
+    """Each job once, by its newest lease, because the answer does not distinguish two entries of
+    one seq.
+    """
     return list({job.seq: job for job in jobs}.values())
 
 
@@ -225,7 +228,7 @@ class Worker:
         return f"{self._plan.node}/{self._plan.life}/{next(self._numbers)}"
 
     def _ask(self, topic: str, verb: str, body: Json) -> Json | None:
-        """The answer, or None if there is none, or none can be had now."""
+        """The answer, or None if no answer came or the server cannot answer now."""
         try:
             status, answer = self._connection.ask("POST", f"/v0/topics/{topic}/{verb}", body)
         except _BREAKS:
@@ -306,7 +309,7 @@ class Worker:
             self._ack(topic, last)
 
     def _work(self, topic: str, jobs: list[Held]) -> None:
-        """Execute jobs in order and ack them in groups; now and then nack or drop one."""
+        """Execute jobs in order and ack them in groups; sometimes nack or drop one."""
         rng = self._rng
         done: list[Held] = []
         group = rng.choice((1, 4, 64))
@@ -373,7 +376,7 @@ class Worker:
             self._call("ack", topic, seqs, leases)
 
     def _ack_for_predecessor(self) -> None:
-        """Ack again, by its name, the last jobs of the process before this one, which it may have
+        """Ack again, under the same name, the last jobs of the previous process, which it may have
         acked.
         """
         effects = [line for line in self._tail if line[0] == "effect"][-20:]

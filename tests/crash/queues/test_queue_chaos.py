@@ -17,7 +17,7 @@ from tests.crash.queues.queue_worker import read_file
 BURSTS = 25
 EACH = 8
 JITTER_MS = 200
-# The largest difference of a worker from the mean; without a window, the least share.
+# The largest allowed difference of a worker from the mean, and the least share without a window.
 EVEN = 0.10
 STARVING = 0.5
 
@@ -27,7 +27,9 @@ STARVING = 0.5
 def test_every_job_is_done_and_acked_once(
     jobs: int, workers: int, kills: int, first_seed: int
 ) -> None:
-    """`--jobs`, `--workers`, `--kills`, `--seed`; a failing one keeps its directory, named."""
+    """The options are `--jobs`, `--workers`, `--kills` and `--seed`; a failing run keeps its
+    directory and names it.
+    """
     directory = Path(tempfile.mkdtemp(prefix="topics-workers-"))
     chaos = Chaos(directory, first_seed, jobs, workers, kills)
     began = time.monotonic()
@@ -102,7 +104,9 @@ def test_waiting_workers_share_bursts_evenly(tmp_path: Path, workers: int) -> No
 @pytest.mark.crash
 @pytest.mark.timeout(0)
 def test_no_worker_starves_without_a_window(tmp_path: Path, workers: int) -> None:
-    """Fewer jobs at a time than workers, and each worker takes one: every worker gets its turn."""
+    """There are fewer jobs at a time than workers, and each worker takes one: every worker gets its
+    turn.
+    """
     run = FairRun(tmp_path, workers, 1, 0)
     count = max(1, workers // 2)
     bursts = BURSTS * EACH * workers // (4 * count)

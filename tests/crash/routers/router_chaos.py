@@ -164,7 +164,7 @@ class Reader(threading.Thread):
         self._connection = Connection(port)
 
     def run(self) -> None:
-        """Read from the end on, until the server dies."""
+        """Read on from the last position until the server dies."""
         path = f"/v0/topics/{self.topic}/diff"
         try:
             _, state = self._connection.ask("GET", f"/v0/topics/{self.topic}?touch=false")
@@ -199,12 +199,12 @@ class Chaos:
         self.copies = {dest: Copies(dest) for dest in self.dests}
         # Records of the source by seq: acknowledged, or found there.
         self.written: dict[int, str] = {}
-        # Removed topics, and their copied records.
+        # Source topics that were removed, and their copied records.
         self.kept: dict[str, list[str]] = {}
         self.connection: Connection | None = None
         self.meddled: dict[str, int] = {}
 
-    # -- talking ---------------------------------------------------------------------------
+    # # -- requests --------------------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: object = None) -> Json:
         """Send one request that must succeed."""

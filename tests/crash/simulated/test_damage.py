@@ -1,7 +1,7 @@
 """Damages every file of a small data directory in every way: no loss may be silent.
 
-`tests/storage/damage.py` says which damage there is and what the next start may do. The default is
-a sample; `--damage-cases 0` judges every case (over 20,000) on all cores. `--damage-only
+`tests/storage/damage.py` defines the kinds of damage and the allowed results of the next start. The
+default is a sample; `--damage-cases 0` judges every case (over 20,000) on all cores. `--damage-only
 'data/wal/*'` selects files, `--damage-kinds cut,flipped` kinds of damage.
 """
 
@@ -75,7 +75,7 @@ class Asked:
 
 @pytest.fixture
 def asked(request: pytest.FixtureRequest) -> Asked:
-    """From the command line."""
+    """The cases selected on the command line."""
     option = request.config.getoption
     kinds = tuple(str(option("--damage-kinds", default="")).split(","))
     return Asked(
@@ -117,7 +117,7 @@ def test_damage_is_harmless_reported_or_refused_by_name(end: End, asked: Asked) 
     assert not tally.findings, f"{len(tally.findings)} findings:\n{told}"
 
 
-# The kinds of files of which at least one must be replaced, or the start notices.
+# The kinds of files that must all be replaced together, because a start notices any smaller set.
 _ANCHORS: Final[dict[tuple[str, End], frozenset[str]]] = {
     ("an earlier run", "killed"): frozenset(TOGETHER),
     ("an earlier run", "power"): frozenset(TOGETHER),

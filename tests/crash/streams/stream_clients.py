@@ -2,10 +2,10 @@
 
 Owns one run: the stream, its writers (two official TypeScript producers, and the official Python
 client with producer headers), its readers (both clients, long-polling and over SSE, each from the
-beginning), the kills, the end, and the verdict. Writers and readers end by themselves: writers are
-asked to, the last one closes the stream, and that ends the readers. The Python client of this
-version knows neither producers nor closed streams: its headers are ours, and it ends at the last
-message. All waiting is bounded.
+beginning), the kills, the end, and the verdict. Writers and readers end by themselves: the run
+tells the writers to end, the last one closes the stream, and that ends the readers. The Python
+client of this version knows neither producers nor closed streams: its headers are ours, and it ends
+at the last message. All waiting is bounded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Script:
             )
 
     def tell(self, order: str) -> None:
-        """Send it its order."""
+        """Send the script its instruction."""
         assert self._process.stdin is not None
         self._process.stdin.write(order.encode() + b"\n")
         self._process.stdin.flush()

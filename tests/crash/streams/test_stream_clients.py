@@ -40,7 +40,7 @@ ENVIRONMENT = {
 def test_messages_of_official_clients_are_read_exactly_once(
     content_type: str, kills: int, first_seed: int, found_node: node.Node, suite_folder: Path
 ) -> None:
-    """`--kills`, `--seed`; a failing one keeps its directory, named."""
+    """The options are `--kills` and `--seed`; a failing run keeps its directory and names it."""
     directory = Path(tempfile.mkdtemp(prefix="topics-stream-clients-"))
     server = Server(directory / "server", ENVIRONMENT | {"TOPICS_PORT": str(lasting_port())})
     began = time.monotonic()

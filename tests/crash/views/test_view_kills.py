@@ -14,7 +14,7 @@ from tests.crash.views.view_kills import ViewKills
 def test_kill_9_leaves_every_row_of_every_view_right(
     tmp_path: Path, view_kills: int, first_seed: int
 ) -> None:
-    """`--view-kills` deaths of the server or of its view processes."""
+    """`--view-kills` sets how often the server or its view processes die."""
     chaos = ViewKills(tmp_path, first_seed)
     chaos.run(view_kills)
     print(

@@ -20,7 +20,9 @@ _CLIENTS = 32
 @pytest.mark.crash
 @pytest.mark.timeout(0)
 def test_after_is_never_stale(tmp_path: Path, view_queries: int) -> None:
-    """`--view-queries` queries; each must have its client's own record and the 100 before."""
+    """`--view-queries` sets the number of queries; each answer must have its client's own record
+    and the 100 before it.
+    """
     server = Server(tmp_path, {"TOPICS_VIEW_AFTER_MS": "60000"})
     api = server.start()
     good(api.put("t"))

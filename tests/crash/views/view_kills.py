@@ -32,7 +32,7 @@ _PAGE: Final = 5_000
 
 
 def generation(number: int) -> Json:
-    """A definition that differs from every other one in what it writes."""
+    """A definition that writes other rows than every other definition."""
     return {
         "schema": "CREATE TABLE rows (seq INTEGER PRIMARY KEY, tag, data, generation INTEGER)",
         "apply": f"INSERT INTO rows VALUES (:seq, :tag, :data, {number})",
@@ -122,7 +122,7 @@ class ViewKills:
     # -- work under way --------------------------------------------------------------------
 
     def _loop(self, work: Any) -> None:
-        """Work while it is allowed; tell each time that nothing is under way."""
+        """Work while it is allowed; after each step note that no call is in flight."""
         with httpx.Client(timeout=60, trust_env=False) as http:
             while not self._is_over.is_set():
                 self._may_work.wait()
@@ -170,7 +170,7 @@ class ViewKills:
     # -- comparing -------------------------------------------------------------------------
 
     def _compare(self, api: Api, topic: str) -> None:
-        """Every row of both views equals the fold of the topic."""
+        """Check that every row of both views equals the fold of the topic."""
         viewing = Viewing(api, topic)
         head = api.get_state(topic)["head_seq"]
         for view in ("rows", "counts"):

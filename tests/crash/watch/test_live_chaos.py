@@ -90,7 +90,7 @@ class Reader:
             self.marks.append((frame_id, {name: len(seqs) for name, seqs in self.got.items()}))
 
     async def connect(self, port: int) -> Frames:
-        """Go on behind the last id, or behind an older one."""
+        """Continue after the last id, or after an older one."""
         self.connections += 1
         if self.marks and self.rng.random() < 0.3:
             index = self.rng.randrange(len(self.marks))
@@ -108,7 +108,7 @@ class Reader:
         return stream
 
     async def run(self, port: int, is_calm: asyncio.Event) -> None:
-        """Connect again and again; in the calm only when the connection broke."""
+        """Connect again and again; in the calm phase only after the connection broke."""
         while True:
             stream: Frames | None = None
             try:
@@ -183,11 +183,13 @@ class PrefixSocketReader(Reader):
 
 
 class SessionReader(Reader):
-    """A watch session with a prefix and a filter: it is stored, and its ids lead back."""
+    """A watch session with a prefix and a filter: the server stores its position, and ids only move
+    it back.
+    """
 
     async def connect(self, port: int) -> Frames:
         if self.last_id is None:
-            # Events that were sent but not received are known by an id only.
+            # For events that were sent but not received, only an id shows how far the client is.
             body = {"topics": {}, "prefixes": {"orders.": {}}, "include_tags": True}
             client = Http(port)
             try:
@@ -246,7 +248,7 @@ def expected(reader: Reader, everything: dict[str, list[Json]]) -> dict[str, lis
 
 
 async def storm(server: Server, port: int, seed: int, count: int, kills: int) -> str:
-    """Readers, writers and kills; then the calm, and the verdict."""
+    """Run readers, writers and kills; then the calm phase, and the verdict."""
     rng = random.Random(seed)
     places, filters = list(PLACES.items()), list(FILTERS.items())
     readers: list[Reader] = []
@@ -303,7 +305,7 @@ async def storm(server: Server, port: int, seed: int, count: int, kills: int) ->
         while late and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.05)
             late = [each for each in late if got(each) != expected(each, everything)]
-        # Nothing comes twice behind the end.
+        # After the end no record comes a second time.
         await asyncio.sleep(0.2)
         for task in reading:
             task.cancel()
@@ -329,7 +331,7 @@ def got(reader: Reader) -> dict[str, list[int]]:
 def test_each_matching_record_comes_once_and_in_order(
     watchers: int, kills: int, first_seed: int
 ) -> None:
-    """`--watchers`, `--kills`, `--seed`; a failing one keeps its directory."""
+    """The options are `--watchers`, `--kills` and `--seed`; a failing run keeps its directory."""
     directory = Path(tempfile.mkdtemp(prefix="topics-live-"))
     port = lasting_port()
     server = Server(directory, {**ENVIRONMENT, "TOPICS_PORT": str(port)})

@@ -34,10 +34,10 @@ QUIET: Final = "quiet"
 CAP_BYTES: Final = 32 * MIB
 APPENDS_PER_S: Final = 100
 QUIET_WATCHERS: Final = 10
-# Sockets that begin to read after the server gave them up.
+# The number of sockets that begin to read after the server gave them up.
 LATE_READERS: Final = 3
-# The server's growth under load whoever watches: the log up to its cap, and copies that are being
-# written, sealed and rendered.
+# The server's growth under load without regard to watchers: the log up to its cap, and copies that
+# are being written, sealed and rendered.
 LOAD_BYTES_MAX: Final = 6 * CAP_BYTES
 # The growth for each unread socket: one page on its way, and the stream itself.
 SOCKET_BYTES_MAX: Final = 256 * KIB
@@ -256,7 +256,9 @@ async def read_late(sock: socket.socket, reader: Reader) -> None:
 
 
 async def slow_scene(server: Server, slow_sockets: int, load_mb: int) -> None:
-    """Quiet, loud, loud with unread sockets; then the end of these sockets."""
+    """Measure three phases (quiet, loud, loud with unread sockets), then the end of these
+    sockets.
+    """
     scene = Scene(server)
     good(server.api.put(LOUD, {"cap_bytes": CAP_BYTES}))
     good(server.api.put(QUIET, {}))

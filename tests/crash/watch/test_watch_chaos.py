@@ -17,7 +17,9 @@ from tests.crash.watch.watch_chaos import Chaos
 def test_no_watcher_misses_repeats_or_silently_loses(
     watchers: int, kills: int, first_seed: int
 ) -> None:
-    """`--watchers`, `--kills`, `--seed`; a failing one keeps its directory and names it."""
+    """The options are `--watchers`, `--kills` and `--seed`; a failing run keeps its directory and
+    names it.
+    """
     directory = Path(tempfile.mkdtemp(prefix="topics-watchers-"))
     chaos = Chaos(directory, first_seed, watchers, kills)
     began = time.monotonic()

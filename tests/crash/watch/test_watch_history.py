@@ -277,7 +277,7 @@ def test_a_deleted_record_on_a_later_connection_is_noticed() -> None:
     bench.append(2, tag="x")
     bench.delete("x")
     bench.frame(1, 2)
-    expect(bench)  # it may have been in the buffers
+    expect(bench)  # the frame may have been in the buffers
     bench.resume(mark=1)
     bench.frame(1, 2)
     expect(bench, "is back after its delete")

@@ -59,7 +59,7 @@ _MARKS: Final = 40
 _AGAIN_S: Final = 0.05
 _CALM_S: Final = 60.0
 _SLOW_RECEIVE_BYTES: Final = 4096
-# One stop in so many is clean: a drain and not a kill.
+# One stop in this many is clean: a drain and not a kill.
 _CLEAN_STOP: Final = 0.2
 _EVENTS_SHOWN: Final = 14
 _ERRORS: Final = {408, 409, "slow_consumer"}
@@ -168,7 +168,9 @@ class Watcher:
         return False
 
     def opening(self) -> None:
-        """A connection is requested: from now on an end of the server explains its end."""
+        """Note that a connection is requested: from now on an end of the server explains the
+        connection's end.
+        """
         self.changes = self.storm.changes
 
     def is_explained(self) -> bool:
@@ -264,7 +266,7 @@ class SseWatcher(Watcher):
         self.options["heartbeat_ms"] = rng.choice((1000, 15_000))
         self.options["consistency"] = rng.choice(("eventual", "eventual", "strong"))
         self.wid: str | None = None
-        self.last: Mark | None = None  # of the session: the one that a browser would send
+        self.last: Mark | None = None  # the last id of the session, which a browser would send
         self.marks: deque[Mark] = deque(maxlen=_MARKS)
         self.is_fresh = True  # no stream of this session was requested
         self.next_stream: Sse | None = None  # another one has taken the session over
@@ -312,7 +314,7 @@ class SseWatcher(Watcher):
         self.followed = {}
         for topic, place in answer["topics"].items():
             history = before.pop(topic, None)
-            # The id of an earlier session says nothing about a topic that was not in it.
+            # The id of an earlier session has no position for a topic that was not in it.
             if cursor is None or history is None or topic not in cursor.lengths:
                 self.past += [history] if history is not None else []
                 history = History(topic, self.nodes)
@@ -347,7 +349,7 @@ class SseWatcher(Watcher):
         return stream
 
     def _go_back(self) -> None:
-        """Choose an earlier id. Ids only lead back, so later ones are void now."""
+        """Choose an earlier id. Ids only move a session back, so later ids are now invalid."""
         index = self.rng.randrange(len(self.marks))
         self.last = self.marks[index]
         self.marks = deque(list(self.marks)[: index + 1], maxlen=_MARKS)
@@ -452,7 +454,7 @@ class SocketWatcher(Watcher):
         try:
             for topic in self.topics:
                 await self._subscribe(stream, topic, before.get(topic))
-            # A refused topic was just dropped; the last connection follows all topics.
+            # If a topic was refused, it was just dropped; the last connection follows all topics.
             while self.asked:
                 await self.read(stream, _CALM_S)
         except Broken:

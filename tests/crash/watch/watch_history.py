@@ -237,7 +237,7 @@ class _Verdict:
         self.lives = ledger.topics[history.topic]
         self.number = 0  # the incarnation of the last segment with frames
         self.position = 0
-        self.may_go_back = False  # allowed in the last segment and not used yet
+        self.may_go_back = False  # losses allowed in the last segment and not used yet
         self.is_gone = False
 
     def run(self) -> list[str]:
@@ -412,13 +412,13 @@ class _Walk:
     def _resume(self, event: Resume) -> None:
         self.began = event.at
         if event.mark is None:
-            return  # the id includes what was allowed and not used yet
+            return  # the id includes losses that were allowed and have not been used yet
         place = self.places.get(event.mark - 1)
         if place is not None:
             self.position, self.cut, self.may_go_back = place
         else:
             assert event.mark <= self.segment.index, "no place after an event of this segment"
-            self.may_go_back = True  # an id of an earlier segment
+            self.may_go_back = True  # the id belongs to an earlier segment
 
     def _arrive(self, seq: int, head_seq: int) -> None:
         """Arrive at `seq`; the allowance of a new connection is used up."""

@@ -18,7 +18,7 @@ from tests.crash.kills.ledger import Delete, Json
 
 _PAD: Final = "0123456789abcdefghijklmnopqrstuvwxyz" * 1000
 
-# Of a record to write: node, tag, pad_bytes, has_meta.
+# The form of a record to write: node, tag, pad_bytes, has_meta.
 Sort = tuple[str | None, str | None, int, bool]
 
 
@@ -58,7 +58,9 @@ class Written:
 
 @dataclass(slots=True)
 class Caps:
-    """The caps in force from the moment `sent` on; `head_end` is the head when others followed."""
+    """The caps in force from the moment `sent` on; `head_end` is the head when other caps
+    followed.
+    """
 
     cap_records: int
     cap_bytes: int
@@ -115,8 +117,10 @@ class Incarnation:
         return acked is not None and acked < at
 
     def _deletes_of(self, seq: int) -> tuple[int | None, int | None]:
-        """Times: the earliest delete that may hit the seq; the earliest that surely did."""
-        # Asked only after all writers have ended, so an answer stays true.
+        """Two times: of the earliest delete that may have hit the seq, and of the earliest that
+        surely did.
+        """
+        # Computed only after all writers have ended, so a result stays true.
         found = self._deleted.get(seq)
         if found is not None:
             return found
@@ -128,7 +132,7 @@ class Incarnation:
             if not delete.hits(seq, written.tag):
                 continue
             if delete.acked is not None and delete.acked < written.sent:
-                continue  # it had ended before the record was sent
+                continue  # the delete had ended before the record was sent
             may = delete.sent if may is None else min(may, delete.sent)
             if written.acked and written.acked < delete.sent and delete.acked is not None:
                 sure = delete.acked if sure is None else min(sure, delete.acked)
@@ -148,8 +152,8 @@ class Incarnation:
     def evictable_to(self, at: int, head_seq: int) -> int:
         """The largest seq that the caps in force up to `at` can have evicted; 0 if none.
 
-        `head_seq` is the head as the reader knows it; records not yet sent to the reader evict as
-        well.
+        `head_seq` is the head in the reader's last frame; records not yet sent to the reader evict
+        as well.
         """
         head_seq = max(head_seq, self.top_at(at))
         largest = 0

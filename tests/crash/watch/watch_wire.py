@@ -44,7 +44,7 @@ class Frame:
 
 
 class Frames(Protocol):
-    """A stream from the view of its watcher."""
+    """A stream as its watcher sees it."""
 
     async def read(self) -> list[Frame]:
         """The next frames, none for a heartbeat; raises `Broken` at the end."""
@@ -230,7 +230,7 @@ class Socket:
 
     @classmethod
     async def open(cls, port: int) -> Socket:
-        """Open it; no topic is subscribed yet."""
+        """Open the socket; no topic is subscribed yet."""
         try:
             return cls(
                 await connect(

@@ -177,7 +177,9 @@ class TopicWriter:
         delete.acked = self._ledger.moment()
 
     async def _configure(self) -> None:
-        """Create the topic or change its caps; alone, so that the head between caps is known."""
+        """Create the topic or change its caps while no other call runs, so that the head at the
+        change is known.
+        """
         life = self._life
         if life.caps:
             life.caps[-1].head_end = await self._note_head()
@@ -250,7 +252,7 @@ class TopicWriter:
     async def _served(
         self, lane: int, method: str, path: str, body: Json | None
     ) -> tuple[int, Json]:
-        """An answer other than "retry later": those had no effect."""
+        """An answer other than "retry later"; requests with that answer had no effect."""
         while True:
             status, answer = await self._https[lane].ask(method, path, body)
             if status not in (429, 503):

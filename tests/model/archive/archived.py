@@ -1,8 +1,8 @@
 """A node under load that is archived all the time, and restores of it to any moment.
 
 `Archived` is the node of `tests/model/backups` with an archive in `/archive` of its disk. `Faulty`
-stands between the archiver and that folder and fails as an object store does: before a call, or
-after it, so that a put that "failed" is there.
+is a layer between the archiver and that folder that fails as an object store does: before a call,
+or after it, so that the object of a "failed" put exists.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Archived(BackedUp):
         self.world.disk.sync_dir("/")
 
     def start(self) -> None:
-        """Start a node, and listen to it; what a crash lost never was."""
+        """Start a node and observe its entries; forget entries that a crash lost."""
         super().start()
         node = self.world.node
         assert node is not None
@@ -64,7 +64,7 @@ class Archived(BackedUp):
 
     @property
     def archiver(self) -> Archiver:
-        """Of the running node."""
+        """The archiver of the running node."""
         node = self.world.node
         assert node is not None
         assert node.archiver is not None
@@ -106,7 +106,7 @@ class Archived(BackedUp):
         return made
 
     def check_moment(self, made: RestoredMoment) -> None:
-        """The started node holds what the log's prefix holds, and uses no seq again."""
+        """Check that the started node has exactly the log's prefix, and uses no seq again."""
         node = self.world.node
         assert node is not None
         # A topic that was made again under its name counts its seqs from 1.
@@ -125,7 +125,7 @@ class Archived(BackedUp):
         )
 
     def random_find(self) -> tuple[Find, str]:
-        """A random moment, and how it is named."""
+        """A random moment, and the option that names it."""
         history = self.history()
         numbers = history.numbers()
         part = history.facts(self.rng.choice(numbers))
@@ -144,14 +144,14 @@ class Archived(BackedUp):
         return (lambda moments: moments.at_seq(topic, seq)), f"seq {topic}={seq}"
 
     def named(self, topic_id: int) -> str:
-        """The name of a topic that still has it; else empty."""
+        """The name of a topic that still has the record; else empty."""
         assert self.world.node is not None
         topic = self.world.node.registry.get(topic_id)
         return "" if topic is None else topic.name
 
 
 class Faulty:
-    """An archive whose calls fail; `share` of them, half before they do anything."""
+    """An archive of whose calls a `share` fails, half of these before they do anything."""
 
     def __init__(self, inner: ArchiveStore, rng: random.Random, share: float) -> None:
         self._inner = inner
@@ -215,7 +215,7 @@ class Faulty:
 
 
 def patient(store: ArchiveStore) -> ArchiveStore:
-    """A store whose calls are tried again, without waiting."""
+    """A store that repeats failed calls without waiting."""
     return RetryingStore(store, wait=lambda seconds: None)
 
 

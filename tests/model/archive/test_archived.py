@@ -65,7 +65,7 @@ def test_a_restore_equals_the_logs_prefix(
 
 
 def test_leases_and_consumers_are_those_of_the_moment() -> None:
-    """The states at random moments, each restored and compared."""
+    """States at random moments are restored and compared."""
     made = Archived(5, archive_base_interval_ms=4_000)
     states: dict[int, object] = {}
     times: list[int] = []
@@ -111,7 +111,9 @@ def test_leases_and_consumers_are_those_of_the_moment() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_topics_that_are_not_wanted_are_dropped(seed: int) -> None:
-    """With their segments, the copies of a router, and what the journal says about them."""
+    """They are dropped together with their segments, a router's copies, and their entries in the
+    journal.
+    """
     made = Archived(seed)
     with made.world.life(seed):
         made.start()
@@ -124,7 +126,7 @@ def test_topics_that_are_not_wanted_are_dropped(seed: int) -> None:
         node = made.world.start()
         assert made.records() == expected
         assert {topic.name for topic in node.registry} == set(expected)
-        # A name that comes again is another incarnation.
+        # A name that is created again is another incarnation.
         made.world.run(node.store.put_topic("b", TopicConfig(), keep_type=False))
         assert node.store.state("b", touch=False).epoch > 1
         made.world.stop()
@@ -150,7 +152,7 @@ class Counted(SharedFolder):
 
 
 def test_a_part_is_read_for_its_facts_and_for_its_entries() -> None:
-    """Not more often: from a bucket each of these is a download."""
+    """No part is read more often, because from a bucket each read is a download."""
     made = Archived(7, archive_base_interval_ms=10**9)
     with made.world.life(7):
         made.start()
@@ -172,7 +174,8 @@ def test_a_part_is_read_for_its_facts_and_for_its_entries() -> None:
         needed = points[0].needed
         reads = [store.reads[part_name(part.number)] for part in needed]
         assert len(needed) >= 16
-        # The first one is found by halving; the newest tells the cut, its base, and known seqs.
+        # A binary search finds the first part; the newest part gives the cut, its base, and the
+        # known seqs.
         more = len(needed).bit_length() + 4
         assert 2 * len(needed) <= sum(reads) <= 2 * len(needed) + more, reads
         history = ArchiveHistory(store)

@@ -1,4 +1,4 @@
-"""A prune beside a restore, beside a base and beside a stop: nothing that counts is removed."""
+"""A prune during a restore, a base or a stop removes nothing that is still needed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_a_restore_beside_a_prune_is_right_or_says_so() -> None:
             if number == 2:
                 made.world.run(made.store.drop_topic("gone", if_empty=False))
             else:
-                # Its later seqs are in parts that the prune removes, and in no base that stays.
+                # The topic's later seqs are only in parts that the prune removes, and in no base
+                # that stays.
                 made.world.run(append_new(made, "gone", 5))
             made.world.run(asyncio.sleep(1.5))
             made.world.run(made.append("a", 1))
@@ -99,7 +100,7 @@ def test_a_restore_beside_a_prune_is_right_or_says_so() -> None:
                 restore_moment(disk, beside, target, lambda moments: moments.at_base(oldest))
             except StartRefused as error:
                 reasons.append(str(error))
-                # Once more, as it says.
+                # Start the restore once more, as the message says.
                 target = "again"
                 restore_moment(disk, beside, target, lambda moments: moments.at_base(oldest))
             found = read_restored(disk, target)
@@ -113,7 +114,7 @@ def test_a_restore_beside_a_prune_is_right_or_says_so() -> None:
 def test_a_base_that_waits_for_its_part_is_no_prey_of_a_prune(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server stops while a base is whole, and its last part names it."""
+    """The server stops when a base is complete; the server's last part names the base."""
     made = Archived(13, archive_base_interval_ms=1_000)
     events: list[str] = []
     lock_bases, ship = SharedFolder.lock_bases, ArchiveShipper.ship
@@ -161,7 +162,7 @@ def test_a_base_that_waits_for_its_part_is_no_prey_of_a_prune(
 
 
 def test_a_server_that_stops_archiving_keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its base becomes whole behind that: the other server must make its own."""
+    """The base becomes complete after that: the other server must make its own base."""
     made = Archived(14, archive_base_interval_ms=1_000)
     make = Archiver._made_base
 
@@ -185,7 +186,7 @@ def test_a_server_that_stops_archiving_keeps_no_lock(monkeypatch: pytest.MonkeyP
 
 
 def test_a_part_goes_nowhere_once_the_archive_was_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bucket has no folder that would tell: the archiver looks now and then."""
+    """A bucket has no folder that would show it, so the archiver checks from time to time."""
     monkeypatch.setattr(shipper_module, "_LOOK_EVERY", 2)
     monkeypatch.setattr(SharedFolder, "_check_folder", FolderStore._check_folder)
     made = Archived(15, archive_base_interval_ms=3_600_000)

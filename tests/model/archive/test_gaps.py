@@ -11,7 +11,7 @@ from topics_server.values.errors import StartRefused
 
 
 async def checkpoints(made: Archived, count: int) -> None:
-    """Write, and trim the journal as far as it may be."""
+    """Write, and trim the journal as far as the archive allows."""
     node = made.world.node
     assert node is not None
     for _ in range(count):

@@ -1,4 +1,6 @@
-"""An archiver that dies at any call, and a store that fails: no gap, one history, nothing wrong."""
+"""An archiver that dies at any call, and a store that fails: the archive has no gap and one correct
+history.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from topics_server.archive.retention import parse_rules
 from topics_server.values.errors import StartRefused
 from topics_server.wal.fs import Lock
 
-# A killed archiver had put an object whose name was not durable yet, the next one relied on it, and
-# then the power went.
+# A killed archiver had put an object whose name was not durable yet; the next archiver relied on
+# the object, and then the power failed.
 FOUND: Final = (3649, 9362, 9992)
 
 
@@ -38,7 +40,7 @@ def test_a_crash_at_any_call_leaves_one_history_without_a_gap(crash_seed: int) -
         made.start()
         made.world.run(made.put_topics())
         for _ in range(3):
-            # Calls to the archive, and those to the file that says how far it is.
+            # Calls to the archive, and calls to the file that holds its position.
             path = rng.choice((f"{ARCHIVE}/*", f"{ARCHIVE}/*", "data/ARCHIVE_POSITION*"))
             made.world.disk.fail("any", "crash", path=path, nth=rng.randrange(1, 60))
             mode: Mode = rng.choice(("kill", "power"))
@@ -66,7 +68,9 @@ def test_a_crash_at_any_call_leaves_one_history_without_a_gap(crash_seed: int) -
 
 
 def test_a_death_behind_the_first_part_leaves_no_gap() -> None:
-    """The part is there and the position does not know it yet: the journal is kept all the same."""
+    """The part exists, but the position file does not name it yet: the journal must still be
+    kept.
+    """
     unknown = 0
     for nth in range(8, 13):
         made = Archived(313, archive_base_interval_ms=1_500)
@@ -105,7 +109,7 @@ def locked(made: Archived) -> Lock:
 
 
 def _prune_to_one(made: Archived) -> None:
-    """Keep one base: nothing stays that it does not need."""
+    """Keep one base; check that nothing else stays."""
     folder = made.folder
     lock = locked(made)
     prune_archive(folder, plan_prune(folder, parse_rules("1")))
@@ -154,7 +158,7 @@ def test_a_prune_that_dies_is_completed_by_the_next(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_store_that_fails_often_is_waited_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of all calls fail for a while, also behind the tries of one call."""
+    """Half of all calls fail for a while, even after the repeated tries of one call."""
     made = Archived(seed)
     stores: list[Faulty] = []
 

@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class Mended(Archived):
-    """A node that scrubs all the time, with everything sealed and archived."""
+    """A node that scrubs all the time; all its records are sealed and archived."""
 
     def __init__(self, seed: int, **changes: object) -> None:
         settings: dict[str, object] = {
@@ -72,7 +72,7 @@ class Mended(Archived):
         await node.sealer.seal_topics([topic.name for topic in node.registry])
 
     async def based(self) -> None:
-        """A base with all segments of now is in the archive."""
+        """Wait until the archive has a base with all present segments."""
         before = self.archiver.metrics().bases
         for _ in range(2):
             await self.append("a", 1)
@@ -80,7 +80,7 @@ class Mended(Archived):
             before += 1
 
     async def healed(self) -> None:
-        """Return once the scrub has been everywhere and nothing waits."""
+        """Return once the scrub has read every segment and no mend waits."""
         assert self.world.node is not None
         scrubber = self.world.node.scrubber
         passes = scrubber.metrics().passes
@@ -116,7 +116,7 @@ class Mended(Archived):
             columns = decode_index(disk.content(index), verify=False)
             for _ in range(1 if kind == "record" else 5):
                 row = rng.randrange(columns.record_count)
-                # Not in the record's own checksum, which no reader needs.
+                # The damage is not in the record's own checksum, because no reader needs that.
                 end = columns.record_end(row) - HASH_BYTES
                 disk.corrupt(path, rng.randrange(int(columns.rows["offset"][row]), end))
         if kind == "flags":
@@ -131,7 +131,7 @@ class Mended(Archived):
             disk.lose(index)
 
     def check(self, expected: dict[str, dict[int, bytes]]) -> None:  # type: ignore[override]
-        """All records are there, no topic tells damage, and the counts fit."""
+        """Check that all records exist, that no topic reports damage, and that the counts match."""
         node = self.world.node
         assert node is not None
         assert self.records() == expected
@@ -173,7 +173,7 @@ def test_damage_is_mended_while_clients_read_and_delete(mend_seed: int) -> None:
                     await made.store.delete_seqs(name, hit)
 
         if seed % 2:
-            # Before the damage is known, and after it.
+            # The records are deleted before the damage is known, or after it.
             run(delete(1))
             expected = _without(expected, 1)
         run(made.healed())
@@ -208,7 +208,7 @@ def _cold(made: Mended) -> str | None:
 
 
 def _without(records: dict[str, dict[int, bytes]], tag: int) -> dict[str, dict[int, bytes]]:
-    """Without the records of a tag; the router's copies stay."""
+    """Delete the records of a tag; the router's copies stay."""
     return {
         name: {
             seq: data

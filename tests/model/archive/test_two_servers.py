@@ -1,4 +1,4 @@
-"""Two servers with copies of one data directory and one archive: it stays one history."""
+"""Two servers with copies of one data directory use one archive: it keeps one history."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def copied(made: Archived, other: Archived) -> None:
 
 
 def both_run(seed: int) -> tuple[Archived, Archived]:
-    """Two servers that took turns of random length."""
+    """Run two servers in turns of random length."""
     made, other = Archived(seed), Archived(seed + 1000)
     made.start()
     made.world.run(made.put_topics())
@@ -75,7 +75,7 @@ def test_one_of_the_two_goes_on_and_the_archive_is_one_history(round_seed: int) 
             writers = [made.history().facts(number).writer for number in made.history().numbers()]
             changes = sum(a != b for a, b in itertools.pairwise(writers))
             assert changes <= 1, "the second writer, once it has begun, goes on alone"
-            # Both serve on.
+            # Both servers continue to serve.
             for each in (made, other):
                 each.world.run(each.append("a", 1))
             winner = next(each for each in (made, other) if not each.archiver.metrics().stopped)
@@ -101,7 +101,7 @@ def _start_restored(holder: Archived, winner: Archived) -> None:
 
 
 def test_without_put_if_absent_the_history_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above would not notice parts that overwrite each other."""
+    """Shows that the test above can fail: here parts overwrite each other."""
 
     def overwriting(store: ArchiveStore) -> ArchiveStore:
         assert isinstance(store, SharedFolder)

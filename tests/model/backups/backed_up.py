@@ -1,8 +1,8 @@
 """A node under load that is backed up, and what a restore of the backup must hold.
 
-`Ledger` hears every applied entry of the node, so for any lsn it knows the live records of every
-topic: the log's prefix. `BackedUp` runs writers, deletes, seals and checkpoints beside backups, all
-in virtual time and decided by one seed.
+`Ledger` observes every applied entry of the node, so for any lsn it can compute the live records of
+every topic: the log's prefix. `BackedUp` runs writers, deletes, seals and checkpoints beside
+backups, all in virtual time and decided by one seed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Records = dict[int, bytes]
 
 
 class Ledger:
-    """Every applied entry by lsn, and the records that a prefix of them leaves."""
+    """Every applied entry by lsn; computes the records that are live after a prefix of them."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -131,7 +131,7 @@ class BackedUp:
         self.number = 0
 
     def start(self) -> None:
-        """Start a node, and listen to it."""
+        """Start a node and observe its entries."""
         node = self.world.start()
         node.commits.observers.append(self.ledger.note)
 
@@ -191,11 +191,11 @@ class BackedUp:
                 else:
                     await node.checkpointer.take()
             except TopicsError:
-                pass  # a topic that is not there
+                pass  # a missing topic
             await asyncio.sleep(self.rng.choice(pauses))
 
     async def back_up(self) -> None:
-        """Make one backup; its end is in the state."""
+        """Make one backup; returns its state at the end."""
         self.backups.begin()
         await self.backups.wait()
 
@@ -243,12 +243,14 @@ class BackedUp:
         return {topic.name: topic.log.head_seq for topic in self.world.node.registry}
 
     def check(self, facts: BackupFacts) -> None:
-        """The started node holds what the log's prefix holds, and uses no seq again."""
+        """Check that the started node has exactly the log's prefix, and uses no seq again."""
         highest = {name: self.ledger.highest(name) for name in self.heads()}
         self.check_records(self.ledger.prefix(facts.last_lsn), highest)
 
     def check_records(self, expected: dict[str, Records], heads: dict[str, int]) -> None:
-        """The node holds these records; what its router copied since is behind these heads."""
+        """Check that the node holds these records; records that its router copied since are above
+        these heads.
+        """
         assert all(self.heads()[name] >= head for name, head in heads.items())
         found = {
             name: {seq: data for seq, data in records.items() if seq <= heads[name]}

@@ -16,7 +16,7 @@ FACTS = "backups/{:010d}/backup.json"
 
 
 def filled(seed: int, backups: int = 3) -> BackedUp:
-    """A node with so many backups; each has some more segments than the one before."""
+    """A node with so many backups; each backup has more segments than the one before."""
     made = BackedUp(seed)
     made.start()
     run, node = made.world.run, made.world.node
@@ -41,7 +41,7 @@ def names(made: BackedUp, prefix: str = "") -> set[str]:
 
 
 def damage(made: BackedUp, name: str, *, cut: bool = False) -> bytes:
-    """Change one byte in the middle of an object, or cut half of it off; what it was."""
+    """Change one byte in the middle of an object, or cut half of it off; returns the original."""
     path = f"{FOLDER}/{name}"
     whole = bytes(made.world.disk._files[path].data)
     changed = bytearray(whole[: len(whole) // 2] if cut else whole)

@@ -123,7 +123,7 @@ def test_the_journal_is_trimmed_again_after_a_backup() -> None:
 
 
 def test_a_restored_store_is_backed_up_into_a_folder_of_its_own() -> None:
-    """It is another store: the old folder refuses it, so that no history continues two ways."""
+    """It is another store: the old folder refuses it, so that no history has two continuations."""
     made = began(6)
     with made.world.life(6):
         made.world.crash("kill")
@@ -136,7 +136,7 @@ def test_a_restored_store_is_backed_up_into_a_folder_of_its_own() -> None:
 
 
 def test_heads_of_every_class_are_behind_all_backups() -> None:
-    """A restore of the first backup knows the second: seqs, ids of topics and epochs."""
+    """A restore of the first backup respects the seqs, topic ids and epochs of the second."""
     made = began(7)
     with made.world.life(7):
         run, store = made.world.run, made.store
@@ -158,7 +158,7 @@ def test_heads_of_every_class_are_behind_all_backups() -> None:
         run(node.store.drop_topic("q", if_empty=False))
         run(node.store.put_topic("q", TopicConfig(), keep_type=False))
         assert node.store.state("q", touch=False).epoch > epoch
-        # Also after the next start, which no longer knows that the store was restored.
+        # That also holds after the next start, when the store no longer has the mark of a restore.
         assert "restored/RESTORED" not in made.world.disk._files
         made.world.crash("power")
         node = made.world.start()
@@ -185,7 +185,7 @@ def test_a_first_start_that_dies_does_the_same_again(nth: int) -> None:
 
 @pytest.mark.parametrize("ending", ["nearly full", "the server stops"])
 def test_the_copy_of_the_journal_ends_as_well(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be long, and the journal keeps its files meanwhile."""
+    """The copy may take long, and the journal keeps its files meanwhile."""
     made = began(9)
     with made.world.life(9):
         node = made.world.node

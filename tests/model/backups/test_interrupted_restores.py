@@ -1,4 +1,4 @@
-"""Restores that end early: what is left is no store, and no server takes it for one."""
+"""Restores that end early: the remaining files are no store, and no server starts on them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_restore_that_is_killed_leaves_a_whole_store_or_none(mode: Mode, step:
 
 
 def _remove(made: BackedUp) -> None:
-    """Somebody removes what the restore left."""
+    """Remove the files that the restore left, as a user would."""
     disk = made.world.disk
     for path in [path for path in disk._files if path.startswith("restored/")]:
         disk.lose(path)

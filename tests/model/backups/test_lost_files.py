@@ -1,4 +1,4 @@
-"""Files that vanish behind a running server: no backup is made that a start would refuse."""
+"""Files vanish while the server runs: it makes no backup from which a server could not start."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class ProducedSimulation:
         return Subject(name if kind != "topic" else f"t{number}", kind, rng.choice(classes))
 
     def run(self) -> None:
-        """All boots and a last look. Raises `AssertionError` with the seed."""
+        """Run all boots and check once more at the end. Raises `AssertionError` with the seed."""
         with self.world.life(self.seed):
             self.world.start()
             self.world.run(self._create())
@@ -223,7 +223,7 @@ class ProducedSimulation:
             elif dice < 0.45 and self.faults:
                 op, error = rng.choice(_FAULTS)
                 if op == "sync" and rng.random() < 0.7:
-                    continue  # it ends the boot for a shard, so only rarely
+                    continue  # a failed sync ends the boot for a shard, so it happens only rarely
                 world.disk.fail(op, error, nth=rng.randint(1, 4), times=rng.choice((1, 1, 2)))
             elif dice < 0.7:
                 world.disk._rules.clear()
@@ -308,7 +308,7 @@ class ProducedSimulation:
             sent.answer = await self._answer(subject, sent.ask)
         except TopicsError as error:
             if error.code is Code.THROTTLED:
-                # Nothing of it was stored, and nothing ever may be.
+                # No part of the request was stored, and no part may be stored later.
                 subject.sent.remove(sent)
             elif error.code is not Code.STORAGE_READ_ONLY:
                 sent.answer = _refusal_of(sent.ask, error)
@@ -376,7 +376,9 @@ class ProducedSimulation:
     # -- looking ---------------------------------------------------------------------------
 
     async def _look(self, subject: Subject) -> Truth:
-        """Read the topic through its first API, with its further facts."""
+        """Read the topic through its first API, together with producers, keys and whether it is
+        closed.
+        """
         node, name = self.node, self._topic_name(subject)
         topic = node.store.topic(name)
         records: dict[int, bytes] = {}
@@ -476,8 +478,8 @@ def _apart(there: Any, wanted: Any) -> str:
 
 def _fits(answer: Answer, expected: Answer, *, is_alone: bool) -> bool:
     if answer[0] == expected[0] == "repeated" and not is_alone and len(answer) == 5:
-        # Among concurrent requests: the end of the stream, and whether it was closed, at the time
-        # of the answer.
+        # With concurrent requests the answer has the end of the stream, and whether it was closed,
+        # at the time of the answer.
         return answer[:3] == expected[:3]
     return answer == expected
 

@@ -119,7 +119,9 @@ class Truth:
             self.producers[stamp.producer_id] = (stamp.epoch, stamp.seq, first, count)
 
     def forget(self) -> None:
-        """An ephemeral topic after its process: only its head remains."""
+        """Forget all records of an ephemeral topic, whose process has ended; only its head
+        remains.
+        """
         self.records.clear()
         self.producers.clear()
         self.keys.clear()

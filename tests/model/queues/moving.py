@@ -43,7 +43,7 @@ class Job:
         self.seq = 0
         self.after_kill = {GONE}
         self.after_power = {GONE}
-        # A call is in flight, or a sync failed meanwhile: then until the next start.
+        # A call is in flight; if a sync failed meanwhile, this holds until the next start.
         self.is_busy = False
         self.calls = 0
         self._before = (self.after_kill, self.after_power)
@@ -58,7 +58,7 @@ class Job:
         self.after_power = self.after_power | {place}
 
     def undo(self) -> None:
-        """The call was refused: nothing changed."""
+        """Note that the call was refused and changed nothing."""
         self.after_kill, self.after_power = self._before
         self.is_busy = False
 
@@ -70,7 +70,7 @@ class Job:
         self.is_busy = False
 
     def seen(self, place: str, seq: int) -> None:
-        """A start found the job there; that is now certain."""
+        """Note that a start found the job there, so its place is now certain."""
         self.place, self.seq = place, seq
         self.after_kill = self.after_power = {place}
         self.is_busy = False
@@ -96,7 +96,7 @@ class MovingSimulation:
         self.moves = self.crashes = self.unknown = self.ended_at_start = 0
 
     def run(self) -> None:
-        """All boots and a last look. Raises `AssertionError` with the seed."""
+        """Run all boots and check once more at the end. Raises `AssertionError` with the seed."""
         with self.world.life(self.seed):
             end = "clean"
             for number in range(self.boots + 1):
@@ -291,7 +291,7 @@ class MovingSimulation:
             done = await self.store.append_derived(target, body, source)
         except OutcomeUnknown:
             self.unknown += 1
-            return  # busy, and so untouched, until a restart decides
+            return  # the job stays busy, so no call touches it, until a restart decides
         except TopicsError:
             for job in jobs:
                 job.undo()

@@ -93,7 +93,7 @@ def test_a_durable_lease_that_was_answered_survives_everything(how: str) -> None
         assert kept[first.seq].lease_id == first.lease_id
         assert kept[first.seq].deadline_ms == first.deadline_ms
         assert kept[second.seq].deadline_ms > second.deadline_ms
-        # Twice: first from the journal, then from a snapshot.
+        # The server restarts twice: it recovers first from the journal, then from a snapshot.
         queue.checkpoint()
     acked = queue.world.run(queue.service.ack("jobs", "w", [first.seq], [first.lease_id]))
     assert (acked.acked, acked.skipped) == (1, [])
@@ -147,7 +147,7 @@ def test_a_delay_survives_everything(how: str, is_sealed: bool) -> None:
     queue = Queue(durable=False, count=20, delay_ms=600_000, segment_max_events=4)
     queue.append(1)
     if is_sealed:
-        # Twice: the second time the journal with the delays is gone.
+        # The server restarts twice: the second time the journal with the delays is gone.
         for _ in range(2):
             queue.world.run(asyncio.sleep(2))
             queue.append(1)

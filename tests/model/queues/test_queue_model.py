@@ -56,9 +56,9 @@ LEASES = st.sampled_from([100, 101, 1_000])
 
 @dataclasses.dataclass
 class PlainJob:
-    """A live job. `at_ms`: claimable from then on; `moving`: no, or with or without a mark.
-
-    `untold`: lease and time that a move ended in memory, before the journal knows.
+    """A live job. `at_ms`: claimable from then on; `moving`: whether a move is under way, with or
+    without a mark. `untold`: lease and time that a move ended in memory, before the journal has the
+    move.
     """
 
     seq: int
@@ -304,7 +304,7 @@ class QueueMachine(RuleBasedStateMachine):
         return hit, once, acking
 
     def asked(self, data: st.DataObject, with_tokens: bool) -> tuple[list[int], list[int] | None]:
-        """Seqs as a client may send them, and tokens that are or once were right."""
+        """Seqs as a client may send them, and tokens that are or once were valid."""
         held = [(seq, job.lease_id) for seq, job in self.jobs.items() if job.lease_id]
         if with_tokens and self.tokens:
             known = st.sampled_from(self.tokens)
@@ -524,7 +524,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        """Some unsynced entries exist nevertheless: a prefix, as there is one shard."""
+        """Crash: a prefix of the unsynced entries may still exist, because there is one shard."""
         survived = data.draw(st.integers(0, len(self.pending)))
         for lsn, entry in list(self.pending)[survived:]:
             self.journal.remove((lsn, entry))
@@ -538,7 +538,7 @@ class QueueMachine(RuleBasedStateMachine):
             if not self.is_durable:
                 deliveries = found.deliveries if found else 0
                 assert self.captured_counts.get(seq, 0) <= deliveries <= before[seq].deliveries
-                # Its time is that of its delay or of a captured nack, or it is past.
+                # The job's time comes from its delay or from a captured nack, or it is past.
                 assert at_ms <= self.latest_ms
                 job.end_lease()
                 job.deliveries, job.at_ms = deliveries, at_ms
@@ -587,7 +587,7 @@ class QueueMachine(RuleBasedStateMachine):
             job.is_acking, job.connection = False, 0
             if job.moving == "begun":
                 job.moving = ""
-        # The same steps as the wiring before it serves requests.
+        # These are the steps of a start before it serves requests.
         self.marks.clear()
         for source in marks:
             self.delete(sorted(seq for seq in source.seqs if seq in self.jobs))

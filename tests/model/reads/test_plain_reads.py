@@ -1,7 +1,7 @@
 """Every read with a filter, a range or an order equals the same choice from a plain list.
 
 Random logs on a disk in memory: records are appended, deleted, evicted by a cap and by age, sealed,
-captured and recovered after kills. The plain list is written by the test alone.
+captured and recovered after kills. Only the test writes the plain list.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _records(pieces: list[Piece]) -> list[Rec]:
 
 @pytest.mark.timeout(0)
 def test_every_read_equals_a_choice_from_a_plain_list(request: pytest.FixtureRequest) -> None:
-    """`--read-seeds 300`: over 100,000 queries."""
+    """`--read-seeds 300` makes over 100,000 queries."""
     count = request.config.getoption("--read-seeds")
     runs = [PlainReads(seed) for seed in range(count)]
     for run in runs:

@@ -13,9 +13,9 @@ is fresh (10), or keeping its sources (0); `observe` (10); `quiesced` waiting (4
 before the snapshot's start (`Recovery._met`, 3); the sources that `RouterPut` names in replay (1);
 `Log.lose_slot` below the head (1); `evidence` (2); the cascade of a drop (8); a cursor that never
 goes back (61); `capture._adopt_newer` (103). `test_routed_found` tests those that random runs meet
-too seldom. No run shows two of them: that no page without payloads is submitted while a capture
-waits, which only keeps captures from waiting for ever; and that `Pump.hold` waits for a page in
-flight, which `RouterService._quiesce` does again.
+too seldom. No run needs two further lines. One submits no page without payloads while a capture
+waits: it only keeps captures from waiting for ever. The other is the wait of `Pump.hold` for a page
+in flight, which `RouterService._quiesce` repeats.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RoutedSimulation:
         self.refused = self.stalls = 0
 
     def run(self) -> None:
-        """All boots and a last look. Raises `AssertionError` with the seed."""
+        """Run all boots and check once more at the end. Raises `AssertionError` with the seed."""
         with self.world.life(self.seed):
             with (
                 mock.patch.object(pump, "PAGE_RECORDS", self.page_records),
@@ -188,7 +188,7 @@ class RoutedSimulation:
         return self._crash("kill" if next_end == "kill" else "power")
 
     def _damage_newest(self) -> None:
-        """The newest of two snapshots cannot be read: the older one counts."""
+        """Damage the newest of two snapshots, so that the older one counts."""
         disk = self.world.disk
         found = sorted(path for path in disk._files if path.endswith(".snap"))
         if len(found) == 2:
@@ -197,7 +197,9 @@ class RoutedSimulation:
             self.older_snapshots += 1
 
     def _is_repaired(self, refusal: StartRefused) -> bool:
-        """The journal may not reach back to the older snapshot: a start counts on its own only."""
+        """Repair the newest snapshot if the journal does not reach back to the older one: a start
+        relies only on its own snapshot.
+        """
         damaged, self._damaged = self._damaged, None
         if damaged is None or not any(text in str(refusal) for text in _TOO_SHORT):
             return False
@@ -233,7 +235,7 @@ class RoutedSimulation:
                 is_judged = self.judge.boot is not None
                 self._crash(mode)
                 if is_judged:
-                    # It had recovered: the next start begins with this state.
+                    # The node had recovered, so the next start begins with this state.
                     end = mode
                 else:
                     self.judge.synced = synced
@@ -472,7 +474,7 @@ class RoutedSimulation:
                 raise
 
     async def _put_refused(self, dest: str) -> None:
-        """Put a second source for a destination: it is refused and leaves nothing."""
+        """Put a router from a second source to a destination: it is refused and creates nothing."""
         table = self.node.router_table
         if not any(router.definition.dest == dest for router in table):
             return

@@ -1,4 +1,4 @@
-"""Whether routers did right: judges every submitted page, and every recovered state.
+"""Judges whether routers work correctly: every submitted page, and every recovered state.
 
 The judge sits between a node and its commits. A *page* is judged when it is submitted: every copied
 record was live in its source and is copied by its router's rule; every skipped record was deleted,
@@ -58,7 +58,7 @@ class Judge:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        # The start that is judged, and what its node commits through.
+        # The start that is being judged, and its node's commit pipeline.
         self.boot: Boot | None = None
         self.commits: CommitPipeline | None = None
         # For each FIFO: the state at the last start, and the entries since.
@@ -87,7 +87,7 @@ class Judge:
     # -- a node's actions ------------------------------------------------------------------
 
     def watch(self, boot: Boot, commits: CommitPipeline) -> None:
-        """Stand between a node and its commits from now on; its topics are recovered."""
+        """Observe every commit of a node from now on; its topics are recovered."""
         self.boot, self.commits = boot, commits
         submit = commits.submit
 
@@ -248,14 +248,15 @@ class Judge:
         return {stamp for stamp in stamps if stamp is not None}
 
     def _may_pass(self, put: RouterPut, source: Folded, seq: int) -> bool:
-        """Whether a router may skip a seq of its source without a word."""
+        """Whether a router may skip a seq of its source without reporting it."""
         if seq in source.deleted:
             return True
         if put.definition.allow_cycle and (put.source_id, seq) in self.slots:
             return True
         rec = self.meaning.get((put.source_id, seq))
         if rec is None:
-            # If the newest snapshot was damaged, the fact that a start skipped these is lost.
+            # If the newest snapshot was damaged, it is no longer recorded that a start skipped
+            # these seqs.
             return put.source_id in self.unnoted
         if not _wants(put.definition, rec):
             return True
@@ -313,7 +314,8 @@ class Judge:
             wrong = []
             for count, fold, gone in self._candidates(topic_id, end):
                 if damaged and fold.was_ephemeral:
-                    # The unreadable snapshot noted what restarts removed from it.
+                    # The unreadable snapshot had recorded which records restarts removed from the
+                    # topic.
                     back = set() if topic is None else live_seqs(topic) - set(fold.records)
                     fold.records.update(
                         (seq, self.meaning[topic_id, seq])
@@ -357,7 +359,7 @@ class Judge:
                         for h in topic.log.holes
                     )
                 }
-                # An older snapshot knows fewer of the seqs passed without a page.
+                # An older snapshot lists fewer of the seqs passed without a page.
                 fold.cursors = {
                     router_id: (
                         min(cursor.seq, fold.cursors.get(router_id, (0, 0))[0]),
@@ -381,7 +383,7 @@ class Judge:
                 self._note_page(entry, entry.page)
 
     def _forget(self, topic_id: int) -> None:
-        """The topic was lost with its unsynced creation: forget it."""
+        """Forget a topic that was lost with its unsynced creation."""
         self.meaning = {at: rec for at, rec in self.meaning.items() if at[0] != topic_id}
         self.slots = {at for at in self.slots if at[0] != topic_id}
         self.stamps = {at for at in self.stamps if at[0] != topic_id}

@@ -32,7 +32,7 @@ _EPHEMERAL: Final = Durability.EPHEMERAL
 
 
 class Rec(NamedTuple):
-    """A record in the form that must be read for ever."""
+    """A record, which must be read in this form for ever."""
 
     data: bytes
     meta: bytes
@@ -109,7 +109,7 @@ class Folded:
         self.exists, self.name, self.config = True, entry.name, entry.config
         self.head = max(self.head, entry.head_seq)
         if entry.config.durability is _EPHEMERAL:
-            # Its content is no longer guaranteed, whatever happens to it.
+            # After that the topic's content is no longer guaranteed.
             self.was_ephemeral = True
             self.unframed |= set(self.records)
         if entry.floor is not None:

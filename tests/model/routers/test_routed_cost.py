@@ -96,7 +96,7 @@ def _forwarding_costs(
 def test_a_forwarded_page_costs_the_same_whatever_it_carries(
     monkeypatch: pytest.MonkeyPatch, edges: list[tuple[str, str]]
 ) -> None:
-    """A destination made by its router; 1 KiB and 100 KiB records."""
+    """The router made the destination; the records have 1 KiB and 100 KiB."""
     small, large = (_forwarding_costs(monkeypatch, edges, size) for size in (SMALL, LARGE))
     # Groups are aligned to 8 bytes, and a larger seq may take one more.
     assert abs(large - small) <= 64 * len(edges)

@@ -80,11 +80,12 @@ def test_a_changed_router_does_not_start_behind_copies_that_power_takes(seed: in
         bench.put("b", Durability.DISK)
         bench.put("b2", Durability.DISK)
         bench.world.run(bench.node.store.drop_topic("b", if_empty=False))
-        # The router creates it, beside its source: not on the shard of the definitions.
+        # The router creates the topic on its source's shard, which is not the shard of the
+        # definitions.
         bench.route()
         assert bench.node.journal.shard_of(bench.node.store.topic("b").topic_id) == 1
         bench.append(1, 2, 3)
-        # Syncs by others until here do not count.
+        # Other syncs up to this point do not count.
         bench.put("b", Durability.DISK)
         bench.world.run(bench.node.journal.sync_all())
         bench.world.run(bench.node.store.put_topic("x", TopicConfig(), keep_type=False))

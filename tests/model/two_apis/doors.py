@@ -138,9 +138,9 @@ class DoorsSimulation:
         self.offsets: dict[str, list[str]] = {path: [] for path in PATHS}
         self.followers: list[Follower] = []
         self.counts: Counter[str] = Counter()
-        # Dice of their own: the runs of earlier seeds stay as they were.
+        # A random generator of its own, so that earlier seeds still give the same runs.
         self._trace_dice = random.Random(f"traces {seed}")
-        # With a waiting reader, the entry is written there.
+        # While a reader waits on a stream, the next write goes to that stream.
         self._aim: list[str] = []
         self._ids = 0
 
@@ -419,7 +419,7 @@ class DoorsSimulation:
         assert made.is_new
         fork.name, fork.topic_id = made.view.topic, made.view.topic_id
         tail = made.view.tail.seq - len(new) - bool(prefix)
-        # Deleted records after the last requested message may also be of the fork.
+        # The fork may also share deleted records after the last requested message.
         assert upto <= tail < min([seq for seq in source.records if seq > upto], default=tail + 1)
         fork.head, fork.floor = tail, min(source.floor, tail + 1)
         fork.records = {seq: rec for seq, rec in source.records.items() if seq <= tail}

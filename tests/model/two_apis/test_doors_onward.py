@@ -1,4 +1,6 @@
-"""Records of bytes in all later places: routers, queues, dead letters, snapshots, segments."""
+"""Records of bytes wherever they go afterwards: routers, queues, dead letters, snapshots,
+segments.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ def _destination(bench: Onward, *, beside: bool) -> str:
 def test_routers_copy_bytes(
     benches: list[Onward], beside: bool, guarantee: Guarantee, mode: Mode
 ) -> None:
-    """Pages with payloads and without, to the same shard and to another, and after a crash."""
+    """The test covers pages with and without payloads, to the same shard and to another, and after
+    a crash.
+    """
     bench = Onward(wal_shards=2)
     benches.append(bench)
     dest = _destination(bench, beside=beside)

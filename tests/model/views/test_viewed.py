@@ -10,7 +10,8 @@ from tests.model.views.viewed import ViewedSimulation
 from topics_server.views import judge, view
 
 _SEEDS = 12
-# The first seeds of which one needs the rule; most power cuts lose nothing that a view had applied.
+# The first seeds, one of which needs the rule; most power cuts lose no record that a view had
+# applied.
 _SEEDS_OF_THE_RULE = 60
 
 
@@ -36,7 +37,9 @@ def test_what_an_ephemeral_topic_lost_by_a_clean_stop_is_not_held_behind_a_crash
 
 
 def test_without_the_rule_of_files_that_are_ahead_a_view_is_wrong() -> None:
-    """Recovery must find a file with records that a power cut took; else the fold differs."""
+    """Recovery must find a file that has records which a power cut removed from the log; otherwise
+    the fold differs.
+    """
     with (
         mock.patch.object(judge, "is_ahead", return_value=False),
         mock.patch.object(view, "is_ahead", return_value=False),

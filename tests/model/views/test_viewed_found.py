@@ -1,4 +1,4 @@
-"""Defects of views that random runs found or meet seldom, as small tests of their own."""
+"""Defects of views that random runs found, or reach only rarely, as small tests of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, root: Path) -> None:
         self.disk = disk = ViewDisk(random.Random(1), root)
-        # A power cut leaves the files of views as they are, the log as far as it was synced.
+        # A power cut keeps the files of views as they are, and the log up to its last sync.
         disk.lose_power = disk.kill  # type: ignore[method-assign]
 
         class BenchBoot(Boot):
@@ -72,7 +72,7 @@ class Bench:
         self.world.run(self.node.store.delete("t", before_seq=None, match=TagMatch("a")))
 
     def settle(self, seconds: float = 3.0) -> None:
-        """Let the view do what it has to."""
+        """Wait until the view has no work left."""
         self.world.run(asyncio.sleep(seconds))
 
     def crash(self, mode: Mode) -> None:
@@ -139,7 +139,7 @@ def test_a_hole_that_is_evicted_at_once_hides_no_file_that_is_ahead(bench: Bench
     bench.settle()
     assert bench.rows() == [1, 2]
     bench.crash("power")
-    # Before the view's files are opened again: they evict the hole.
+    # This happens before the view's files are opened again, and evicts the hole.
     last = bench.append(11, 12, 13, 14, 15)
     assert [n for n in bench.rows(after=last) if n < 10] == []
 
@@ -164,7 +164,7 @@ def test_a_delete_right_before_a_stop_is_not_forgotten(bench: Bench, how: str) -
 
 
 def test_a_view_whose_files_are_being_opened_takes_changes(bench: Bench) -> None:
-    """`start` sees every change itself; nothing is made beside the files that it opens."""
+    """`start` applies every change itself; no files are made beside those that it opens."""
     bench.put(Durability.FSYNC)
     bench.view()
     bench.append(1, 2)
@@ -223,7 +223,7 @@ def test_a_view_leaves_the_last_of_a_full_disk_alone(bench: Bench) -> None:
         await task
 
     bench.world.run(append_then_low())
-    # A second look at the disk would find room: none is taken here.
+    # The next check of the disk would find room; this test makes no further check.
     store = bench.node.store
     store.is_disk_low = True
     bench.settle(0.5)
@@ -238,5 +238,7 @@ def test_a_view_leaves_the_last_of_a_full_disk_alone(bench: Bench) -> None:
 
 
 def test_a_build_may_end_while_a_record_of_it_is_skipped() -> None:
-    """The process died at the skip, and a changed definition ended the build: nothing to skip."""
+    """The process died during the skip, and a changed definition ended the build, so there is
+    nothing to skip.
+    """
     ViewedSimulation(609).run()

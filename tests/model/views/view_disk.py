@@ -4,11 +4,11 @@
 with `synchronous = NORMAL`, so the main file changes only at checkpoints, behind a synced WAL; all
 of the WAL behind the last checkpoint may be lost, from any byte on. After a power cut a file is as
 it was after some change since it was made: the last one, an older one, one with a torn WAL, a file
-of length 0, or none at all. Copies of the real files stand for these. A removal is durable.
+of length 0, or none at all. Copies of the real files represent these states. A removal is durable.
 
-`SimulatedApplier` and `SimulatedQuerier` run the code of the real processes. The applier dies now
-and then, before or after it did what it was asked. It remembers which records it delivered to each
-file, so that the judge can fold exactly these.
+`SimulatedApplier` and `SimulatedQuerier` run the code of the real processes. The applier dies from
+time to time, before or after it carries out a request. It records which records it delivered to
+each file, so that the judge can fold exactly these.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ViewDisk:
     # -- at work ---------------------------------------------------------------------------
 
     def perform(self, request: Request) -> Answer:
-        """Do what the applier is asked, and note what a power cut may leave of it."""
+        """Carry out a request to the applier, and note which states a power cut may leave."""
         answer = self.applier.answer(REQUESTS.decode(encode(request)))
         answer = ANSWERS.decode(encode(answer))
         if isinstance(request, ApplyAll):
@@ -147,7 +147,7 @@ class ViewDisk:
         self._restart({path: self._now(path) for path in self._paths()})
 
     def lose_power(self) -> None:
-        """The machine dies: each file is as some moment since it was made left it."""
+        """The machine dies: each file goes back to its state at some moment since it was made."""
         self._restart({path: self._left_of(path) for path in self._paths()})
 
     def _restart(self, left: dict[str, _Copy | None]) -> None:
@@ -196,7 +196,7 @@ def _bytes(path: str) -> bytes:
 
 
 class SimulatedApplier:
-    """The apply process. `may_die`: now and then it does, before or after its work."""
+    """The apply process. With `may_die` it sometimes dies, before or after its work."""
 
     def __init__(self, disk: ViewDisk) -> None:
         self._disk = disk

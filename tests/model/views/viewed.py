@@ -7,8 +7,8 @@ the views' files lose power by a model of their own (`view_disk`). Whenever ever
 and at the end:
 
 - each view's rows are the fold of exactly the records that were applied (`view_fold`);
-- these are all live records up to its position, but those that were skipped; and no record that the
-  log lost; others only if they were deleted or evicted since;
+- these are all live records up to its position, except skipped ones, and no record that the log
+lost; other records only if they were deleted or evicted since;
 - a view with `on_delete: rebuild` has no deleted record;
 - a rebuild has the rows of the fold of what is live.
 
@@ -120,7 +120,7 @@ class ViewedSimulation:
         self.crashes = self.ahead = self.judged = self.records = self.rebuilt = 0
 
     def run(self) -> None:
-        """All boots and a last look. Raises `AssertionError` with the seed."""
+        """Run all boots and check once more at the end. Raises `AssertionError` with the seed."""
         try:
             with self.world.life(self.seed):
                 for number in range(self.boots + 1):
@@ -362,7 +362,7 @@ class ViewedSimulation:
         raise AssertionError(f"view {view.name} of {view.topic_name} never settles: {view.state()}")
 
     async def _judge(self, view: View) -> None:
-        """Compare a view's rows with the fold, and what was applied with the log."""
+        """Compare a view's rows with the fold, and the applied records with the log."""
         name = view.topic_name
         active = view.active
         assert active is not None
@@ -403,7 +403,9 @@ class ViewedSimulation:
         return list(json.loads(answer.rows))
 
     async def _rebuild_all(self) -> None:
-        """Incremental = rebuilt: the same definition, built from what the log holds now."""
+        """Incremental = rebuilt: build the same definition anew from the records that the log holds
+        now.
+        """
         self.applier.may_die = False
         for view in list(self.node.views._views.values()):
             if not await self._settled(view):
@@ -447,5 +449,5 @@ def _sorted(rows: list[list[Any]]) -> list[list[Any]]:
 
 
 def _memory() -> str | None:
-    """A folder in memory, where there is one: thousands of small files are made."""
+    """A folder in memory if the machine has one, because the run makes thousands of small files."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None

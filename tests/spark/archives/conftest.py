@@ -1,4 +1,4 @@
-"""An archive of a real server at two moments, with what a diff showed then."""
+"""An archive of a real server at two moments, with the diffs of those moments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TICKS = "ticks"
 
 @dataclass(frozen=True)
 class ArchivedMoment:
-    """A copy of the archive, and the rows of a diff by topic, of all that was sealed."""
+    """A copy of the archive, and by topic the rows of a diff over all sealed records."""
 
     folder: Path
     rows: dict[str, list[Row]]
@@ -34,9 +34,8 @@ def base_ts(api: Api) -> float:
 
 
 def archive_base(api: Api) -> None:
-    """Return once a base is in the archive that was begun after this call.
-
-    One that is under way may have copied its segments before: so two are waited for.
+    """Return once the archive has a base that began after this call. A base that is under way may
+    have copied its segments before the call, so this waits for two bases.
     """
     since = time.time() * 1000
     for _ in range(2):
@@ -66,7 +65,7 @@ def _moment(api: Api, server: Server, folder: Path, names: list[str]) -> Archive
 def moments(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[ArchivedMoment, ArchivedMoment]]:
-    """An archive, and the same one after appends, deletes, evictions, and drops."""
+    """An archive, and the same archive after appends, deletes, evictions and drops."""
     directory = tmp_path_factory.mktemp("archived")
     (directory / "archive").mkdir()
     server = Server(
@@ -81,7 +80,7 @@ def moments(
     try:
         api = server.start()
         names = [name for seed in SEEDS for name in make_log(api, seed)] + ["orders", "dropped"]
-        # Two segments: one is later left by a delete, one is not.
+        # Two segments: later a delete removes all records of one of them.
         api.add("orders", *({"id": n, "name": f"o{n}"} for n in range(16)), tag="early")
         api.add("dropped", *range(10))
         first = _moment(api, server, directory / "first", names)

@@ -77,7 +77,7 @@ def test_rows_are_those_of_the_folder(bucket: tuple[Buckets, str], second: Archi
     _, url = bucket
     asked, report = query(), ReadReport()
     listing = list_segments(url, asked)
-    # As a task gets them.
+    # The ranges are those that a task gets.
     listing.topics = pickle.loads(pickle.dumps(listing.topics))
     found = by_topic(rows_of(listing, asked, report))
     for name, rows in second.rows.items():
@@ -110,7 +110,7 @@ def test_what_a_plan_and_a_read_ask_of_the_store(bucket: tuple[Buckets, str]) ->
     known, asked = KnownPlace(), query(topics="orders")
 
     def requests() -> Counter[str]:
-        """How many there were for each kind of object, since the last call."""
+        """The number of requests for each kind of object since the last call."""
         prefix = url.removeprefix("s3://archives/")
         kinds = Counter(
             each.partition(prefix)[2].split("/")[1] if prefix in each else each
@@ -122,7 +122,7 @@ def test_what_a_plan_and_a_read_ask_of_the_store(bucket: tuple[Buckets, str]) ->
     store.asked.clear()
     segments = Lister(url, asked, known=known).list_topic("orders")
     assert segments is not None
-    # The facts of the base, and the manifests and flags of all topics, which are few.
+    # One request for the facts of the base, and one for the manifests and flags of the few topics.
     assert requests() == {"ARCHIVE": 2, "parts": 4, "pruned": 1, "bases": 2}
     Lister(url, asked, known=known)
     assert requests() == {"ARCHIVE": 2, "parts": 4, "pruned": 1}
@@ -177,7 +177,7 @@ def test_ranges_of_an_object(bucket: tuple[Buckets, str]) -> None:
 def test_a_cluster_reads_a_bucket_without_a_shared_folder(
     bucket: tuple[Buckets, str], second: ArchivedMoment, tmp_path: Path
 ) -> None:
-    """Two worker processes; the credentials are in the environment only."""
+    """The cluster has two worker processes; the credentials are in the environment only."""
     if not HAS_SPARK:
         pytest.skip(f"PySpark is not installed; {INSTALL}")
     if find_java() is None:

@@ -1,4 +1,4 @@
-"""An archive is read as a data directory is: rows, ranges, damage, streams; in a folder."""
+"""The reader reads an archive in a folder like a data directory: rows, ranges, damage, streams."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ALL: Final = SimpleNamespace()
 
 
 def same(found: list[Row], moment: ArchivedMoment) -> None:
-    """The rows are those of a diff at this moment, by a hash of each column and topic."""
+    """Check by a hash of each column and topic that the rows are those of a diff at this moment."""
     topics = by_topic([row for row in found if row["topic"] != TICKS])
     for name, rows in moment.rows.items():
         assert digests(topics.get(name, [])) == digests(rows), name
@@ -86,7 +86,7 @@ def test_spark_reads_an_archive(
     assert [row.seq for row in found] == [17, 18, 19]
     lines = [line for file in report.glob("*.jsonl") for line in file.read_text().splitlines()]
     names = {Path(name).name for line in lines for name in json.loads(line)["names"]}
-    # Seqs 9 to 16 have another tag: of their segment only the index is read, if at all.
+    # Seqs 9 to 16 have another tag: at most the index of their segment is read.
     assert {name.partition("-")[0] for name in names if name.endswith(".data")} == {"0000000003"}
 
 
@@ -259,7 +259,7 @@ def test_a_tolerant_read_leaves_out_what_is_damaged(copied: Path, second: Archiv
 def test_a_damaged_file_that_was_archived_as_it_was_is_read_with_its_flags(
     copied: Path, second: ArchivedMoment
 ) -> None:
-    """The base has no flags of it: they stand behind its records."""
+    """The base stores no flags of this file: they follow its records."""
     (segment,) = list_segments(str(copied), query(topics="orders", toSeq="8")).segments
     assert segment.objects is not None
     records = bytearray((copied / segment.objects.data).read_bytes())
@@ -344,7 +344,8 @@ def test_a_stream_goes_on_with_the_next_base(
     end = stream.latestOffset(middle, ALL)
     expected = [f"orders:{seq}" for seq in range(17, 31)]
     assert batch_of(stream, middle, end) == expected
-    # Planned again after a restart, the first batch lacks what was deleted meanwhile.
+    # After a restart the first batch is planned again, without the records that were deleted
+    # meanwhile.
     again = TopicsStreamReader(*both(place, topics="orders"))
     assert batch_of(again, middle, end) == expected
     assert batch_of(again, start, middle) == [f"orders:{seq}" for seq in range(4, 17)]

@@ -65,11 +65,11 @@ def latency(spark: Any, events: list[Event], jobs: list[tuple[int, int, int]]) -
 
 def test_latency_of_a_queue_by_order_and_incarnation(spark: Any) -> None:
     events: list[Event] = [
-        ("claimed", 1, 1, 1000),  # of a dropped queue: its record is in no segment
+        ("claimed", 1, 1, 1000),  # an event of a dropped queue, whose record is in no segment
         ("acked", 1, 1, 1010),
-        ("claimed", 2, 1, 5000),  # and of the current one
+        ("claimed", 2, 1, 5000),  # an event of the current queue
         ("expired", 2, 1, 7000),
-        # all in one millisecond: the order of the log tells which came last
+        # all events are in one millisecond: the order of the log shows the last one
         ("claimed", 2, 1, 7000),
         ("acked", 2, 1, 7000),
         ("claimed", 2, 2, 6000),
@@ -121,7 +121,7 @@ def test_days_are_utc_whatever_the_zone_of_the_session(
     before = spark.conf.get(TIME_ZONE)
     try:
         for number, zone in enumerate(("Pacific/Kiritimati", "Pacific/Pago_Pago")):
-            spark.conf.set(TIME_ZONE, zone)  # +14 and -11 hours: for one of them it is another day
+            spark.conf.set(TIME_ZONE, zone)  # +14 and -11 hours: in one zone it is another day
             assert spark_session("other", config={TIME_ZONE: "UTC"}) is spark
             assert spark.conf.get(TIME_ZONE) == zone, "a session that exists is left as it is"
             out = tmp_path / str(number)
@@ -167,7 +167,10 @@ def test_drift_is_a_change_of_kind_and_not_of_digits(spark: Any) -> None:
         ('{"n":1.5}', False),
         ('{"n":1.2345}', False),
         ('{"n":1e300}', False),
-        ('{"n":1,"n":2}', True),  # complete from here on; a field that occurs twice is JSON
+        (
+            '{"n":1,"n":2}',
+            True,
+        ),  # complete JSON from here on, also with a repeated field
         ('{"n":123456789012345678901234567890}', False),
         ('{"n":"x"}', True),
         ('{"n":"x","m":null}', True),
@@ -192,7 +195,7 @@ def test_the_audit_finds_a_folder_without_a_manifest(
     one, other = sorted(server.data_dir.glob("segments/*/manifest"))
     one.unlink()
     for path in other.parent.iterdir():
-        path.unlink()  # a folder that remained, empty
+        path.unlink()  # an empty folder that remained
     out = tmp_path / "out"
     assert run(integrity_audit.main, server.data_dir, "--no-gaps", "--out", out) == 1
     problems = spark.read.parquet(str(out / "problems")).collect()
@@ -211,7 +214,7 @@ def test_four_digits_are_a_year(tmp_path: Path) -> None:
 
 
 def test_a_share_is_of_all_records_of_the_topic(spark: Any) -> None:
-    """As documented: records without a tag count."""
+    """Records without a tag count too, as documented."""
     rows = [("a", "x", 1, DAY), ("a", None, 2, DAY), ("a", None, 3, DAY), ("a", "y", 4, DAY)]
     frame = spark.createDataFrame(rows, "topic string, tag string, seq bigint, ts timestamp")
     got = tag_activity.transform(frame).collect()
@@ -267,7 +270,7 @@ def test_years_that_no_calendar_has(spark: Any, tmp_path: Path) -> None:
 def test_only_what_has_a_place_comes_to_the_driver(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 300 topics, tags, queues and routers Spark chooses each picture's rows."""
+    """With 300 topics, tags, queues and routers, Spark itself selects each picture's rows."""
     most: list[int] = []
     frame_class = type(spark.range(1))
     collect = frame_class.collect

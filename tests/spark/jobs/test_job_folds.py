@@ -40,7 +40,7 @@ def since(time: datetime) -> int:
 
 
 def percentile(values: Sequence[int], share: float) -> float | None:
-    """Interpolated between its two neighbours; None of an empty list."""
+    """A percentile, interpolated between its two neighbours; None for an empty list."""
     if not values:
         return None
     ordered, place = sorted(values), (len(values) - 1) * share
@@ -180,7 +180,7 @@ def schema_of(value: Any) -> Schema:
 
 
 def merge_all(found: Sequence[Schema]) -> Schema:
-    """The schema that fits all of them; of none it is that of null."""
+    """The schema that fits all values; without values it is that of null."""
     merged: Schema = "VOID"
     for schema in found:
         merged = merge(merged, schema)
@@ -188,7 +188,9 @@ def merge_all(found: Sequence[Schema]) -> Schema:
 
 
 def merge(a: Schema, b: Schema) -> Schema:
-    """Null takes the other's; objects are merged by field, arrays by item; otherwise any."""
+    """Merge two schemas: null gives the other one; objects are merged by field, arrays by item;
+    other pairs become any.
+    """
     if "VOID" in (a, b):
         return b if a == "VOID" else a
     if isinstance(a, str) or isinstance(b, str) or a[0] != b[0]:
@@ -210,7 +212,7 @@ def words(schema: Schema) -> str:
 
 
 def random_value(chance: random.Random, depth: int) -> Any:
-    """Mostly an object at the top, and smaller values below."""
+    """A random value, at the top mostly an object, with smaller values below."""
     kind = chance.random()
     if depth == 0 or kind < (0.1, 0.5, 0.7, 0.05)[depth]:
         return chance.choice([None, True, 7, -(2**40), "", "x", "ä"])

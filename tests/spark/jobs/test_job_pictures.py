@@ -271,7 +271,7 @@ def test_pictures_of_nothing_and_of_very_much() -> None:
 
 
 def test_mains_draw(spark: Any, webhooks: Server, tmp_path: Path) -> None:
-    """The option of all jobs; the values are those of the events."""
+    """All jobs have the option `--picture`; the values are those of the events."""
     picture = tmp_path / "a" / "picture.svg"
     folder = tmp_path / "copy"
     shutil.copytree(webhooks.data_dir / "segments", folder / "segments")

@@ -1,4 +1,4 @@
-"""A job says what it waits for when it starts; no JVM: the session is a stand-in."""
+"""A starting job prints what it waits for. The test has no JVM: a stand-in replaces the session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Session:
 def ran(
     monkeypatch: pytest.MonkeyPatch, folder: Path, said: list[str], *, is_running: bool
 ) -> Session:
-    """Run a job that does nothing; `said` gets its messages, and what happens between them."""
+    """Run a job that does nothing; `said` gets its messages and the events between them."""
     session = Session()
 
     def started(name: str, *, master: str | None) -> Session:

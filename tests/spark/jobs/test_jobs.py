@@ -371,7 +371,7 @@ def test_the_audit_finds_damage_and_exits_with_1(
 
 
 def test_jobs_of_a_queue_and_of_a_router(spark: Any, tmp_path: Path) -> None:
-    """The real lease log and the real stamps, through the mains."""
+    """The commands of the jobs run on a real lease log and real stamps."""
     server = Server(tmp_path / "server")
     api = server.start()
     try:

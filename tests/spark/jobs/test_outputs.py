@@ -50,7 +50,7 @@ def store(server: Server) -> Server:
     for _ in range(2):
         api.add("a", *range(5))
         seal_all(api)
-    # the background works on the topic, and a segment moves
+    # background jobs process the topic, and a segment moves
     good(api.put("a", {"cap_records": 1000}))
     cold = server.directory / "cold"
     eventually(lambda: any(cold.rglob("*.data")), "a segment is cold", 30)

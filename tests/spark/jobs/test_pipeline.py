@@ -180,7 +180,9 @@ def test_no_output_of_a_pipeline_goes_into_the_store(server: Server, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_each_day_once_over_kills_and_new_days(spark: Any, server: Server, tmp_path: Path) -> None:
-    """In one process: a run that ends after each step continues; a second day adds only its day."""
+    """In one process the run is ended after each step and continues; a second day adds only its own
+    results.
+    """
     with on_day(server, DAYS[0]) as api:
         fill(api, 4)
     once, cut = tmp_path / "once", tmp_path / "cut"
@@ -372,7 +374,8 @@ def told(path: Path) -> list[str]:
 
 
 def kill_after_steps(path: Path, steps: int = 1) -> int:
-    """Run the command again and again, killed as soon as it has done so many steps more; how often.
+    """Run the command again and again, and kill it each time after so many further steps; returns
+    the number of kills.
 
     The first kill is after the seal. Ends when the last step is done.
     """
@@ -411,10 +414,10 @@ def test_a_command_that_is_killed_after_each_step(
     """From the webhook events: the seal, a day of the lake, each job; then a second day.
 
     `kill -9` of all processes of the command, on this machine's cores and on a standalone cluster
-    of two workers: on the first day behind each step here, and behind every second one in the
-    cluster. `--pipeline-kills` kills behind each step on both days in both; the test above ends
-    each step in this process. The result is that of one run in this process that was never killed;
-    a second day adds its own files and touches no other.
+    of two workers: on the first day after each step here, and after every second step in the
+    cluster. `--pipeline-kills` kills after each step on both days in both; the test above ends each
+    step in this process. The result is that of one run in this process that was never killed; a
+    second day adds its own files and touches no other.
     """
     everywhere = bool(request.config.getoption("--pipeline-kills", default=False))
     with contextlib.ExitStack() as stack:

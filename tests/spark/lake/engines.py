@@ -51,7 +51,7 @@ def by_pyiceberg(table: Any) -> list[Row]:
 
 
 def by_duckdb(table: Any) -> list[Row]:
-    """All rows, by DuckDB's own reader of Iceberg: from the table's metadata on."""
+    """All rows, read by DuckDB's own Iceberg reader, beginning with the table's metadata."""
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
         for name in ("avro", "iceberg"):
             (file,) = EXTENSIONS.glob(f"v{duckdb.__version__}/*/{name}.duckdb_extension")

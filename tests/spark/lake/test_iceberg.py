@@ -23,7 +23,7 @@ def seqs(out: Path, table: str) -> list[int]:
 
 
 def test_three_engines_read_the_rows_of_a_diff(spark: Any, server: Server, tmp_path: Path) -> None:
-    """By hash, for random logs; a second run finds nothing new."""
+    """The rows of random logs are compared by hash; a second run adds nothing."""
     api = server.start()
     names = [name for name in make_log(api, 6) if api.state(name).status_code == 200]
     eventually(
@@ -80,7 +80,9 @@ def test_runs_go_on_and_deleted_rows_go_with_a_rebuild(server: Server, tmp_path:
 
 
 def test_the_lake_keeps_what_the_store_evicted_or_dropped(server: Server, tmp_path: Path) -> None:
-    """A rebuild judges only rows that the store could still have; a new incarnation is added."""
+    """A rebuild removes only rows that the store could still have; the rows of a new incarnation
+    are added.
+    """
     api, out = server.start(), tmp_path / "out"
     good(api.put("capped", {"cap_records": 5}))
     api.add("capped", *range(5))

@@ -1,4 +1,6 @@
-"""Random schemas, one after the other, over random payloads: rows as a small model says."""
+"""Random schemas, one after the other, over random payloads: the rows equal those of a small
+model.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def later(rng: random.Random, kind: Kind, depth: int = 0) -> Kind:
 
 
 def union(known: Any, asked: Any) -> Any:
-    """The type of a table that followed."""
+    """The type of the table after the change."""
     if isinstance(known, list):
         return [union(known[0], asked[0])]
     if not isinstance(known, dict):
@@ -80,7 +82,7 @@ def value(rng: random.Random, kind: Kind) -> Any:
 
 
 def fitted(datum: Any, kind: Any) -> Any:
-    """A value by a type. Raises `TypeError` if it does not fit."""
+    """The value converted to a type. Raises `TypeError` if it does not fit."""
     if datum is None:
         return None
     if isinstance(kind, dict) and type(datum) is dict:
@@ -126,7 +128,9 @@ def fields(kind: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("seed", [5, 6])
 def test_rows_are_those_of_the_schemas_that_were(seed: int, server: Server, tmp_path: Path) -> None:
-    """Added, left out, wider and moved fields; runs without a schema; rebuilds; deletes."""
+    """The runs have added, missing, wider and moved fields, or no schema; there are rebuilds and
+    deletes.
+    """
     rng, out, api = random.Random(seed), tmp_path / "out", server.start()
     table: dict[str, Kind] | None = None
     data: list[Any] = []

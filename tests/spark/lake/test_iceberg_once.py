@@ -56,8 +56,8 @@ sys.exit(main(sys.argv[1:]))
 def test_kills_at_any_step_repeat_and_skip_nothing(
     server: Server, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A commit is six steps: the file of rows, two manifests, metadata, the catalog, and behind
-    it.
+    """A commit has six points for a kill: the file of rows, two manifests, metadata, the catalog,
+    and after the catalog.
     """
     kills = request.config.getoption("--iceberg-kills")
     api, out, chance = server.start(), tmp_path / "out", random.Random(kills)
@@ -69,7 +69,7 @@ def test_kills_at_any_step_repeat_and_skip_nothing(
     words = [str(server.data_dir), "--out", str(out), "--rows-per-commit", "16"]
     counts = set()
     for number in range(kills):
-        # The first kills are those behind a change of the catalog, in it, and before it.
+        # The first kills come after, during and before a change of the catalog.
         step = 6 - number if number < 3 else chance.randint(1, 12)
         done = subprocess.run(
             [sys.executable, "-c", KILLED, str(step + 6 * (number == 0)), *words],
@@ -127,7 +127,9 @@ def found(lake: Any) -> list[tuple[int, int]]:
 
 
 def test_of_two_writers_one_is_told_that_it_lost(lake: Any) -> None:
-    """Also if the other one was between two commits, and its snapshot is the newest known."""
+    """That also holds if the other writer was between two commits and its snapshot is the newest
+    known.
+    """
     one, two = (TopicTable(lake, "topics", "a", None) for _ in range(2))
     start, middle, end = LakePosition(0, 1), LakePosition(1, 4), LakePosition(1, 7)
     one.append(rows(1, 3), start, middle)
@@ -145,7 +147,9 @@ def test_of_two_writers_one_is_told_that_it_lost(lake: Any) -> None:
 
 
 def test_the_position_outlives_changes_of_other_engines(lake: Any) -> None:
-    """A delete by hand has no position; then all snapshots but the newest expire."""
+    """The snapshot of a manual delete has no position; then all snapshots except the newest
+    expire.
+    """
     table = TopicTable(lake, "topics", "a", "5" * 32)
     table.append(rows(1, 4), LakePosition(0, 1), LakePosition(1, 9))
     other = lake.load_table(("topics", "a"))

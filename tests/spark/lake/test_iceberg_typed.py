@@ -72,7 +72,9 @@ def of(out: Path) -> list[Any]:
 
 
 def test_typed_rows_equal_the_json_of_a_diff(server: Server, tmp_path: Path) -> None:
-    """By hash, over commits of few rows; other fields of a payload are only in the text."""
+    """The rows are compared by hash, over commits of few rows; other fields of a payload are only
+    in the text.
+    """
     api, out = server.start(), tmp_path / "out"
     for start in range(0, 60, 20):
         api.add("a", *({"other": [{}], **order(start + number)} for number in range(20)))
@@ -93,8 +95,8 @@ def test_typed_rows_equal_the_json_of_a_diff(server: Server, tmp_path: Path) -> 
 
 
 def test_what_does_not_fit_is_null_and_readable(server: Server, tmp_path: Path) -> None:
-    """Bytes that look like JSON are none; a topic of them only is all null. A field that is there
-    twice has no value.
+    """Bytes that look like JSON are not JSON, so a topic that has only bytes is all null. A field
+    that occurs twice has no value.
     """
     api, out = server.start(), tmp_path / "out"
     api.add("a", {"id": 1}, {"id": "1"}, {"id": 2.5}, {"id": 2**63}, [1], "text", 7, None, {})
@@ -141,7 +143,7 @@ def test_a_table_follows_its_schemas(
     big = {"n": 2**40, "f": 0.1, "in": {"x": "y", "z": True}, "l": [2**40]}
     run(big, "--schema", "in struct<z: boolean>, l array<bigint>, n bigint")
     run(big, "--schema", "f double, in struct<x: string>")
-    # without a schema by the table's own fields
+    # a run without a schema uses the table's own fields
     assert run({"n": 2**41})["records"] == 1
     other, none = {"z": True, "x": None}, {"z": None, "x": None}
     expected = [
@@ -172,7 +174,7 @@ def test_a_table_follows_its_schemas(
         assert said in capfd.readouterr().err
     assert load(out, "a").metadata_location == location
 
-    # A rebuild fills the rows that were there before; the next one finds nothing to do.
+    # A rebuild fills the earlier rows; the next rebuild finds nothing to do.
     done = job(server.data_dir, out, "--rebuild", "all")["a"]
     assert (done["records"], done["removed"], done["rebuilt"] > 0) == (1, 0, True)
     assert of(out) == [
@@ -311,7 +313,7 @@ def test_a_schema_that_cannot_be_is_refused(schema: str, said: str) -> None:
 
 
 def test_structs_become_structs_of_other_fields() -> None:
-    """Also slices, whose first row is not the first of their fields; absent structs stay absent."""
+    """That also holds for slices whose offset is not 0; absent structs stay absent."""
     rows = [{"a": 1, "s": {"x": "a"}}, None, {"a": None, "s": None}, {"a": 3, "s": {"x": None}}]
     array = pa.array(rows, parse_schema("a int, s struct<x: string>"))
     kind = parse_schema("s struct<y: array<int>, x: string>, b boolean, a bigint")
@@ -330,7 +332,9 @@ def test_structs_become_structs_of_other_fields() -> None:
 
 
 def test_fields_of_other_writers_are_left_alone() -> None:
-    """A type that no schema can have is not read from payloads; a column of theirs is no struct."""
+    """A field of a type that no schema can have is not read from payloads; another writer's column
+    `payload` may be no struct.
+    """
     day = StructType(NestedField(3, "day", DateType()), NestedField(4, "n", IntegerType()))
     table = Schema(NestedField(1, "payload", day), NestedField(2, "other", StringType()))
     assert struct_of(table, "payload") == parse_schema("n int")

@@ -163,9 +163,8 @@ def salvaged(folder: Path) -> Path:
 def test_a_lost_row_is_damage_for_every_read(
     options: dict[str, str], is_whole_again: bool, salvaged: Path, webhooks: Server
 ) -> None:
-    """Its time, names and size are unknown and may be any, so no read may skip it.
-
-    That also holds when the records are intact again and the index is not yet.
+    """The row's time, names and size are unknown, so no read may skip it. That also holds when the
+    records are intact again but the index is not yet.
     """
     if is_whole_again:
         (whole,) = webhooks.data_dir.rglob(DATA)
@@ -278,7 +277,9 @@ def test_damage_outside_the_read_is_not_noticed(folder: Path) -> None:
 
 
 def test_every_flipped_byte_is_reported_or_changes_nothing(folder: Path) -> None:
-    """No flipped byte of a segment's files gives a wrong row: 200 positions in each."""
+    """No flipped byte of a segment's files gives a wrong row; the test flips 200 positions in
+    each.
+    """
     before = read(folder)
     for name in (DATA, IDX):
         (path,) = folder.rglob(name)

@@ -183,7 +183,7 @@ def test_the_warning_says_what_is_not_sealed(
         api.add("a", *range(17))
         good(api.http.post("/v0/admin/seal"))
         api.add("a", *range(3))
-        good(api.delete("a", before_seq=11))  # drops the first segment: a newer manifest
+        good(api.delete("a", before_seq=11))  # drops the first segment, so the manifest is newer
         eventually(
             lambda: list_segments(str(server.data_dir), Query()).unsealed == 3, "a manifest says so"
         )

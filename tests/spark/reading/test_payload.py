@@ -108,7 +108,9 @@ def test_what_does_not_fit_is_null_and_moves_nothing(payload: bytes) -> None:
     ],
 )
 def test_bytes_that_no_server_would_have_taken_move_nothing(payload: bytes) -> None:
-    """More than one value, or less: the number of rows shows it, or the reader refuses."""
+    """Payloads with more or less than one value: the reader notices the wrong number of rows, or
+    refuses them.
+    """
     two = b'{"a":1}} {"d":{"a":9}'
     for others in ([], [b'"}'], [b'"}', two], [b"]}", two], [b'{"b":"'], [b"", b""], [payload]):
         rows, unfit = parsed([b'{"a":1}', payload, *others, b'{"a":2}'])
@@ -131,7 +133,7 @@ def alone(payload: bytes, kind: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_record_is_what_it_is_alone(seed: int) -> None:
-    """Random neighbours, from none that fails to most of them."""
+    """Random neighbours, of which between none and most fail."""
     chance = random.Random(seed)
     scalars: list[Any] = [None, 0, -3, 2**31, 2**64, 1.5, 1e300, "", "x", "\n", True, [], {}]
 

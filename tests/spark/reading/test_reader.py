@@ -195,14 +195,16 @@ def test_a_listing_is_a_snapshot(server: Server) -> None:
     api.add("a", 99)
     seal_all(api)
     eventually(lambda: len(list(cold.rglob("*.data"))) >= 3, "segments move")
-    # The flags of t4's records are set, and its segment may be dropped: read before that.
+    # The flags of t4's records are set and its segment may soon be dropped, so the test reads
+    # before that.
     kept = [row for row in before if row["tag"] != "t4"]
     first_four = listing.segments[:4]
     rows = pa.Table.from_batches(read_segments(first_four, asked)).to_pylist()
     assert rows == kept
     now = read(server.data_dir, cold_dir=str(cold))
     assert [r["data"] for r in now] == [str(n) for n in (*range(40), 99)]
-    # Dropped since the listing: an error, and never fewer rows.
+    # If the segment was dropped since the listing, the read raises an error and never returns fewer
+    # rows.
     eventually(
         lambda: not list(server.data_dir.rglob("0000000005.data")), "the dead segment is dropped"
     )
@@ -349,7 +351,9 @@ def test_options_are_taken_in_any_case_and_times_as_dates() -> None:
 
 
 def test_an_executor_loads_nothing_else_of_the_server(webhooks: Server) -> None:
-    """The formats and their imports; neither the engine nor its dependencies."""
+    """The executor loads the formats and their imports, but neither the engine nor its
+    dependencies.
+    """
     script = (
         "import sys, spark_jobs.reader.segments as s, spark_jobs.reader.listing as l\n"
         "import spark_jobs.reader.query as q\n"

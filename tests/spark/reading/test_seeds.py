@@ -83,7 +83,7 @@ def test_rows_are_those_of_a_diff_for_random_logs(
     eventually(lambda: _lag(api, seeds) == 0, "routers have copied everything", within_s=60)
     seal_all(api)
     for seed in range(seeds):
-        # and the background works on the sealed records, and moves them to the cold folder
+        # background jobs process the sealed records and move them to the cold folder
         fade(api, seed)
     seal_all(api)
     after = Seen(api, topics)
@@ -289,7 +289,7 @@ def test_spark_beside_a_server_that_seals_and_drops(spark: Any, server: Server) 
                     sealed.update(
                         {t: (s["earliest_seq"], s["head_seq"]) for t, s in states.items()}
                     )
-                stop.wait(0.1)  # a segment of each is dropped in about a second: as long as a read
+                stop.wait(0.1)  # so a segment of each topic is dropped about once a read
         except BaseException as error:
             failed.append(error)
         finally:
@@ -307,7 +307,7 @@ def test_spark_beside_a_server_that_seals_and_drops(spark: Any, server: Server) 
     gone = 0
     try:
         eventually(lambda: bool(failed) or sealed["a"][0] > 256, "a whole segment is evicted", 60)
-        oldest = "0000000001.data"  # of each topic, in its folder
+        oldest = "0000000001.data"  # the files of each topic, in its folder
         eventually(lambda: len([*server.data_dir.rglob(oldest)]) < 2, "its file is dropped", 30)
         before: dict[str, tuple[int, int]] = {}
         while len(reads) < 5 and gone < 40 and not failed:

@@ -21,7 +21,7 @@ from spark_jobs import sessions, tag_activity, topic_volume
 
 @pytest.fixture
 def events(spark: Any, server: Server) -> Iterator[Path]:
-    """A directory, and the names that the examples define over it."""
+    """A directory, and the tables and views that the examples define over it."""
     api = server.start()
     for n in range(6):
         api.add("a", n, tag=f"t{n % 2}", node=f"n{n % 3}")

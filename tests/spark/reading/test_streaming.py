@@ -198,7 +198,9 @@ def manifest_of(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("mode", ["true", "false"])
 def test_a_batch_whose_manifest_is_away_is_not_passed_over(server: Server, mode: str) -> None:
-    """Between the offset and the plan: the batch fails, and is planned again."""
+    """The manifest disappears between the offset and the plan: the batch fails, and is planned
+    again.
+    """
     api = server.start()
     add_sealed(api, "a", 4)
     stream = reader(server.data_dir, failOnDataLoss=mode)
@@ -213,7 +215,7 @@ def test_a_batch_whose_manifest_is_away_is_not_passed_over(server: Server, mode:
 
 
 def test_what_was_consumed_is_not_looked_at(server: Server) -> None:
-    """Segments of earlier batches may move or disappear, and cost a trigger nothing."""
+    """Segments of earlier batches may move or disappear, and a trigger spends no time on them."""
     api = server.start()
     for _ in range(3):
         add_sealed(api, "a", 5)

@@ -1,7 +1,7 @@
 """Backups of the golden directories: what a killed server of any version left comes back.
 
-An offline backup with cold segments, its restore, and the same records by `topics dump`; and a
-byte that changes in any file of a backup is found, by `verify` and by a restore.
+The tests make an offline backup with cold segments, restore it, and compare the records by `topics
+dump`. They also change a byte in each file of a backup: `verify` and a restore must notice it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics_server.wal.tools.dump import dump, verify
 
 FS = OsFs()
 NAMES = sorted((path.name for path in VECTORS.glob("store-v*")), key=lambda name: (len(name), name))
-# The oldest one with a store id, and the newest.
+# The oldest vector with a store id, and the newest vector.
 WITH_ID = ["store-v7", NAMES[-1]]
 
 
@@ -91,7 +91,9 @@ def test_a_target_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_every_damaged_file_is_found(tmp_path: Path) -> None:
-    """One byte in the middle of each file; of a file of each kind also in a restore."""
+    """`verify` must find one changed byte in the middle of each file; a restore must find it in a
+    file of each kind.
+    """
     made(NAMES[-1], tmp_path)
     folder = tmp_path / "backups"
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "LOCK"]

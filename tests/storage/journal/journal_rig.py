@@ -44,7 +44,7 @@ def random_entry(rng: random.Random, lsn: int) -> Entry:
 
 
 def never_lost(topic_id: int) -> bool:
-    """Nothing may be gone."""
+    """No entry may be missing."""
     return False
 
 
@@ -56,7 +56,7 @@ class Noted:
         self.run = 0
         self.journal_run = 0
         self.boot_id = ""
-        # The start of snapshots that were published while a shard was read-only: by shard.
+        # By shard, the start of snapshots that were published while the shard was read-only.
         self.shards: list[ShardSync] = []
 
     def anchors(self, disk: FakeDisk) -> Anchors:
@@ -120,7 +120,7 @@ class Promises:
         self.synced = set(found) | {lsn for lsn in self.synced if lsn < self.start_lsn}
         self.written = set(self.synced)
         self.unknown.clear()
-        # Entries of earlier lives are settled; later progress is about later ones.
+        # The results of entries of earlier lives are known; later progress concerns later entries.
         self.shard.clear()
 
     def synced_below(self) -> int:
@@ -208,7 +208,7 @@ class Life:
             on_unknown=self.noted.forget_boot,
         )
         if self._starts_on_snapshot and self._wal_set not in {s[0] for s in self.noted.wal_sets}:
-            # So that no entry of a new set depends on the shard count of the one before.
+            # So no entry of a new wal set depends on the shard count of the previous set.
             self.promises.start_lsn = self.next_lsn
         self.noted.note_journal(self.disk, self._wal_set, self._shards, self.next_lsn)
         self.journal.listen(self._on_progress)

@@ -235,7 +235,7 @@ def test_an_older_copy_of_a_file_is_refused(count: int) -> None:
             except (Corrupt, StartRefused):
                 refused += 1
             else:
-                # A mark of the same file that says less than is true: nothing is missing.
+                # A mark of the same file that is behind the file: nothing is missing.
                 assert name.endswith(".end")
                 assert found == set(range(1, count + 1))
     assert refused >= count
@@ -243,7 +243,7 @@ def test_an_older_copy_of_a_file_is_refused(count: int) -> None:
 
 
 def test_files_and_mark_of_an_earlier_run_are_refused_together() -> None:
-    """Each is as valid as the others: only `FORMAT` knows of a later run."""
+    """Files and mark are valid together: only `FORMAT` names a later run."""
     life = lived(new_disk(1), 3, sync=True)
     promises, disk = life.promises, ended(life, "clean")
     kept = {name: disk.content(f"{WAL}/{name}") for name in disk.list_dir(WAL)}
@@ -261,7 +261,9 @@ def test_files_and_mark_of_an_earlier_run_are_refused_together() -> None:
 
 
 def test_files_and_mark_that_the_snapshot_knows_better_are_refused_together() -> None:
-    """A copy of the same run: the snapshot says how far the shard was synced."""
+    """The files are a copy of the same run, but the snapshot records how far the shard was
+    synced.
+    """
     disk = new_disk(1)
     life = lived(disk, 3, sync=True)
     kept = {name: disk.content(f"{WAL}/{name}") for name in disk.list_dir(WAL)}
@@ -329,7 +331,7 @@ def test_a_shard_whose_files_are_all_gone_names_the_one_that_matters() -> None:
 
 
 def test_a_file_that_was_full_is_missed_before_the_next_one_has_a_group() -> None:
-    """Only the header of the file in use names it."""
+    """Only the header of the file in use names the full file."""
     for seed in range(30):
         disk = new_disk(seed)
         life = lived(disk, 5, sync=True, size=3_000)

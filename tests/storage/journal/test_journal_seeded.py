@@ -35,12 +35,12 @@ def run_seed(
             recovered = run_life(disk, promises, mode, steps, changes_shards=changes_shards)
         except Exception as error:
             if faults and is_refusal(error):
-                # A fault hit recovery itself: the server does not start, and nothing is lost by it.
+                # A fault hit recovery itself: the server does not start, and loses nothing.
                 disk.heal()
             else:
                 raise
         ending: Mode = rng.choice(("kill", "power"))
-        # A power loss before a recovery that did not end well counts for the next one.
+        # If a recovery failed, a power loss before it counts for the next recovery.
         mode = "power" if ending == "power" or (mode == "power" and not recovered) else "kill"
         disk.crash(ending)
         disk = disk.reopen()

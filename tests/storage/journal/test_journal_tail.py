@@ -1,4 +1,6 @@
-"""The journal's tail that the archive ships: the frames that were written, byte for byte."""
+"""The journal's tail that the archive ships: exactly the frames that were written, byte for
+byte.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from topics_server.values.errors import Corrupt
 from topics_server.wal.format.frames import RawFrame, encode_entry
 from topics_server.wal.journal.wal_file import Sizes
 
-# Of one frame that is a view of its chunk, and of one that is longer than a chunk.
+# Sizes of a frame that is a view of its chunk, and of a frame that is longer than a chunk.
 LONG, LONGER = 70_000, 300_000
 WIDE = Sizes(file_bytes=262_144, fill_step_bytes=65_536, reserve_bytes=4_096)
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the work rested, each time."""
+    """The length of each pause of the work."""
     found: list[float] = []
     monkeypatch.setattr(steps_module, "pause", found.append)
     return found
@@ -45,7 +47,9 @@ def read(life: Life, tail: JournalTail, max_bytes: int) -> tuple[int, list[RawFr
 
 @pytest.mark.parametrize("seed", range(12))
 def test_frames_are_those_that_were_written(seed: int, pauses: list[float]) -> None:
-    """Of all shards, in order, up to the synced lsn, however much is read at a time."""
+    """The frames come from all shards, in order, up to the synced lsn, whatever the size of a
+    read.
+    """
     rng = random.Random(seed)
     disk = new_disk(seed)
     life = started(disk, 1 + seed % 3)
@@ -140,7 +144,7 @@ def test_a_changed_byte_of_what_was_synced_is_told(pauses: list[float]) -> None:
 
 
 def test_the_work_rests_behind_each_step(pauses: list[float]) -> None:
-    """Other threads wait for one step only, however much there is to read."""
+    """However much there is to read, other threads wait for one step only."""
     disk = new_disk(1)
     life = started(disk, 1)
     count = 5 * STEP_FRAMES
@@ -159,7 +163,9 @@ def test_the_work_rests_behind_each_step(pauses: list[float]) -> None:
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_frames_are_put_in_order_in_steps(shards: int, pauses: list[float]) -> None:
-    """Of several shards as of one: there each frame is taken alone."""
+    """Frames of several shards come out like those of one; with several, each frame is taken
+    alone.
+    """
     disk = new_disk(1)
     # All frames of a shard are in one file, and are read at once.
     life = Life(disk, shards=shards, sizes=WIDE)
@@ -172,7 +178,7 @@ def test_frames_are_put_in_order_in_steps(shards: int, pauses: list[float]) -> N
     life.settle()
     tail = JournalTail(disk, WAL, 1, Steps())
     upto_lsn, synced = life.journal.synced_up_to(life.next_lsn - 1)
-    # From here on frames are only put in order.
+    # From here on the code only puts frames in order.
     tail.read(upto_lsn, synced, 1)
     pauses.clear()
     frames = tail.read(upto_lsn, synced, 10**6)

@@ -1,8 +1,8 @@
 """`topics repair`: random damage of a real server's journal, repaired, and served again.
 
-The test knows what was acknowledged. After a repair there is nothing that was not written, nothing
-is missing beyond the repair's report, readers get `damaged` for it, and no assigned seq is assigned
-again.
+The test has noted what was acknowledged. After a repair every record was once written, no record is
+missing beyond the repair's report, readers get `damaged` for the missing ones, and no assigned seq
+is assigned again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def used_bytes(file: Path) -> int:
 
 
 def journal_files(data: Path) -> list[Path]:
-    """The newest used file of each shard: older ones are in the snapshot."""
+    """The newest used file of each shard; the records of older files are in the snapshot."""
     used = [file for file in sorted((data / "wal").glob("*.wal")) if used_bytes(file) > 64]
     return list({file.name[:9]: file for file in used}.values())
 
@@ -127,7 +127,7 @@ def test_what_is_left_is_right_and_what_is_gone_was_reported(
     code, shown, output = run_repair(data)
     assert image_of(data) == before, "looking changes nothing"
     if code == 0:
-        return  # in the last bytes, which nothing proves to have been synced: recovery cuts them
+        return  # recovery cuts the last bytes, because nothing proves that they were synced
     if shown is None:
         assert output.strip(), "a refusal says why"
         return
@@ -280,7 +280,7 @@ def test_a_journal_file_that_was_shortened_is_refused_and_mended(
     report = verify(OsFs(), str(server.data_dir))
     assert any(str(file) in problem for problem in report.problems)
     shortened = file.read_bytes()
-    # With the original back, everything is as before; a copy is repaired instead.
+    # With the original file back, everything is as before; the repair works on a copy.
     shutil.copytree(server.directory, tmp_path / "other")
     file.write_bytes(whole)
     assert sorted(gaps_of(server.start(), "alpha")[0]) == list(range(1, last + 1))

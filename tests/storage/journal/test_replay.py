@@ -56,7 +56,7 @@ def test_an_empty_journal_is_empty() -> None:
     assert replay.is_finished
 
 
-# Which of six groups is hit, if they were synced one by one, and the expected result.
+# Which of six groups is damaged, whether they were synced one by one, and the expected result.
 VERDICTS = [
     pytest.param(0, True, "corrupt", id="first-synced"),
     pytest.param(4, True, "corrupt", id="middle-synced"),
@@ -96,7 +96,7 @@ def test_this_byte_flipped_gives_this_verdict(
 def test_a_bad_last_group_is_corrupt_only_if_a_mark_covers_it() -> None:
     disk = written(new_disk(1), 2, sync=True).die("kill")
     groups = groups_of(disk, FIRST)
-    # The mark after it is gone as well: nothing shows that a client got an answer.
+    # The mark after it is lost too, so nothing shows that a client got an answer.
     disk.corrupt(FIRST, groups[-2][0] + 40)
     disk.corrupt(FIRST, groups[-1][0] + 24)
     lsns, replay = read(disk)
@@ -205,7 +205,7 @@ def test_a_set_whose_files_are_gone_refuses_start() -> None:
         list(JournalReplay(disk, WAL, wal_sets=sets).entries(0))
     with pytest.raises(StartRefused, match="wal set 1, shard 1"):
         list(JournalReplay(disk, WAL, wal_sets=[(1, 2, 1)]).entries(0))
-    # A set that ended below the start is not missed.
+    # Recovery does not need a set that ended below the start.
     disk.unlink(FIRST)
     list(JournalReplay(disk, WAL, wal_sets=[(1, 1, 1), (2, 0, 10)]).entries(10))
 
@@ -319,7 +319,9 @@ def test_lsns_that_do_not_ascend_are_corrupt(start_lsn: int) -> None:
 
 
 def test_the_file_that_is_kept_of_an_empty_shard_is_made_durable() -> None:
-    """The others are removed for good: a power cut must not leave the shard without any file."""
+    """Recovery removes the other files for good, so a power cut must not leave the shard without
+    any file.
+    """
     for seed in range(60):
         disk = written(new_disk(seed), 0, sync=False).die("kill")
         # The process was killed before it had synced this spare.

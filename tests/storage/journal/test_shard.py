@@ -120,7 +120,8 @@ def test_a_refused_write_is_undone_answered_and_forgotten() -> None:
     disk.fail("write", "enospc", path=WAL_FILES)
     failed = life.submit(append(0, 2))
     life.turn(2)
-    # Refused until the loop has undone it; then accepted again, because there is room.
+    # Appends are refused until the loop has undone the failed one; then they are accepted again,
+    # because there is room.
     life.settle()
     failure = next(p for p in life.progress if p.failed_from is not None)
     assert (failure.failed_from, failure.error) == (failed, "disk_full")
@@ -242,7 +243,7 @@ def test_a_folder_that_cannot_be_opened_is_no_failed_sync() -> None:
         life.turn(4)
     assert life.refused[-1].detail == {"limit": "disk"}
     assert life.journal.read_only_shards() == []
-    # Without a restart, as soon as descriptors are available again.
+    # That needs no restart: it works as soon as descriptors are available again.
     disk.heal()
     life.settle()
     life.loop.run_until_complete(asyncio.sleep(1.5))
@@ -529,7 +530,7 @@ def test_what_is_behind_an_entry_that_waits_for_a_sync_is_written_too() -> None:
     life.turn(2)
     life.submit(append(0, 3))
     life.turn(2)
-    # Beside the running sync, which covers neither.
+    # Both are written during the running sync, which covers neither.
     assert (life.progress[-1].written_lsn, life.progress[-1].synced_lsn) == (3, 0)
     assert shard._policy.waiting_lsns == [2]
     life.settle()
@@ -544,8 +545,8 @@ def test_those_who_all_wait_for_a_sync_share_the_next_one() -> None:
     for seq in (2, 3, 4):
         life.submit(append(0, seq), sync=True)
         life.turn(2)
-    # The first was written while no caller waited; the others as one group, in one job with its
-    # sync.
+    # The first entry was written while no caller waited; the others were written as one group, in
+    # one job together with their sync.
     assert (life.progress[-1].written_lsn, shard.queue_depth) == (2, 2)
     life.settle()
     assert (shard.counters.syncs, shard.counters.groups) == (2, 3)
@@ -560,7 +561,7 @@ def test_a_failed_sync_refuses_its_waiters_and_all_later_entries() -> None:
     for seq in range(2, 6):
         life.submit(append(0, seq), sync=seq in (3, 5))
         life.turn(2)
-    # 4 is reported beside the sync, 5 waits for the next one in the queue.
+    # Entry 4 is reported during the sync; entry 5 waits in the queue for the next sync.
     assert (life.progress[-1].written_lsn, shard._policy.waiting_lsns) == (4, [3])
     disk.fail("sync", "eio", path=WAL_FILES)
     life.settle()
@@ -570,7 +571,7 @@ def test_a_failed_sync_refuses_its_waiters_and_all_later_entries() -> None:
     life.end()
 
 
-# Room for some groups ahead of each.
+# Each file has room for some groups ahead.
 ROOMY = Sizes(file_bytes=65_536, fill_step_bytes=16_384, reserve_bytes=8_192)
 
 
@@ -604,8 +605,8 @@ def test_entries_are_written_beside_filling_ahead() -> None:
 
 
 def test_preallocation_never_fills_what_was_just_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known mistake: zeros are written after the old filled mark, however far the loop has got
-    meanwhile.
+    """Known mistake: zeros are written after the old filled mark, although the loop has written
+    further meanwhile.
     """
     life = filling(new_disk(8))
     shard = life.journal.shards[0]
@@ -675,7 +676,7 @@ def test_filling_goes_further_ahead_once_it_fell_behind() -> None:
         most = max(most, tail._ahead_bytes)
     assert shard.counters.loop_groups < shard.counters.groups
     assert most == ROOMY.file_bytes // 2
-    # Files later no append had to wait, and filling ahead is as short as at first.
+    # After several files no append had to wait, and the server fills as little ahead as at first.
     life.settle()
     until = tail.rotations + 3
     while tail.rotations < until:
@@ -687,7 +688,7 @@ def test_filling_goes_further_ahead_once_it_fell_behind() -> None:
 
 @pytest.mark.parametrize("wants_sync", [False, True])
 def test_what_is_queued_when_a_sync_falls_due_is_written_beside_it(wants_sync: bool) -> None:
-    """It is reported when it is written, unless it waits for a sync itself."""
+    """An entry is reported when it is written, unless it waits for a sync itself."""
     life = Life(new_disk(1), shards=1, turns=lambda: 20, sync_interval_ms=60_000)
     life.recover()
     life.settle()
@@ -747,7 +748,7 @@ def test_where_writes_wait_for_a_sync_none_is_made_beside_one(
     shard = life.journal.shards[0]
     slow_ms = iter((-1.0, -1.0, 1e9, -1.0, -1.0, -1.0))
     for seq in range(2, 8):
-        # One fast write in between: a busy machine, and counting starts again.
+        # One fast write in between means that the machine was just busy, so counting starts again.
         monkeypatch.setattr("topics_server.wal.journal.sync_policy.SLOW_WRITE_MS", next(slow_ms))
         while not isinstance(shard._job, SyncOnly):
             life.turn()
@@ -789,7 +790,7 @@ def test_what_hurries_is_written_before_the_turn_ends() -> None:
 
 
 def test_filling_gives_way_to_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a write beside it waits for milliseconds, because the kernel prefers the other
+    """Otherwise a concurrent write waits for milliseconds, because the kernel prefers the other
     call.
     """
     life = started(new_disk(1))

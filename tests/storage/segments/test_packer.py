@@ -1,4 +1,6 @@
-"""The packing process: same bytes as in the calling thread, no orphan, no lost run."""
+"""The packing process makes the same bytes as the calling thread, leaves no orphan process and
+loses no run.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ def test_the_child_ends_without_an_answer_when_a_request_breaks_off(length: int)
 
 
 def test_the_child_loads_little() -> None:
-    """It starts in a fraction of a second and holds no server in memory."""
+    """The child starts in a fraction of a second and does not load the server."""
     script = "import sys, topics_server.wal.segments.packing_process; print(*sorted(sys.modules))"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Sealed segments on a disk that crashes, tears, fills up and lies: no listed record is ever
+"""Sealed segments on a disk that crashes, tears writes, fills up and lies: no listed record is ever
 lost.
 """
 
@@ -322,7 +322,7 @@ def test_the_good_copy_of_a_segment_in_both_tiers_outlives_the_damaged_one(place
 
 
 def test_damaged_flags_of_a_segment_no_snapshot_knows_are_no_anchor() -> None:
-    """Otherwise the right file, once it is back, has other flags than those that were anchored
+    """Otherwise the right file, once it is back, has flags that differ from those anchored
     meanwhile.
     """
     disk = empty_disk()
@@ -495,7 +495,7 @@ def test_a_copy_is_kept_while_the_listed_one_is_not_trusted() -> None:
     index = listed(again)[1]
     assert index.damaged_rows(0, COUNT) == [(0, COUNT - 1)]
     assert disk.exists(f"{HOT_FOLDER}/0000000001.data")
-    # A flip that cannot be made is not reported as made.
+    # A flip that failed is not reported as done.
     assert again.flip(TOPIC, {1: [9]}) == {}
 
 
@@ -513,10 +513,10 @@ def test_flags_that_lost_deletes_are_found_by_their_digest() -> None:
     assert set(report.suspects) == {1}
     assert report.suspects[1].has_lost_deletes
     assert disk.content(path) == older
-    # A replayed delete explains more dead rows, never fewer.
+    # A replayed delete can explain additional dead rows, but no missing ones.
     report.suspects[1].is_touched = True
     assert report.suspects[1].has_lost_deletes
-    # Flips that are all deleted rows make up for an older file.
+    # Flips of all deleted rows repair the flags of an older file.
     rows = np.array([*FLIPPED, 30], "<u4").tobytes()
     whole = Anchor(1, 3, digests, {1: rows}, whole_flips=[1])
     report, _ = recovered(opened(disk), whole)
@@ -537,7 +537,7 @@ def test_few_rows_are_read_together_and_their_damage_is_told() -> None:
         segments.read_rows(TOPIC, 1, rows, 1 << 20)
     assert caught.value.ranges == ((9, 9),)
     assert segments.read_rows(TOPIC, 1, [3, 30], 1 << 20) == [alone[0], alone[2]]
-    # Flags that tell nothing of a row: it may have been deleted.
+    # Flag bytes with no meaning: their rows may have been deleted.
     flags_offset = columns.flags_offset
     disk.corrupt(f"{HOT_FOLDER}/0000000001.data", flags_offset + 30)
     restarted = opened(disk)
@@ -608,7 +608,9 @@ FLIPPING = {"flip", "relocate and flip"}
 
 
 def check_found(disk: FakeDisk, name: str, acknowledged: bool) -> dict[int, set[int]]:
-    """Recover and check what every crash must leave; return the flags found, by segment."""
+    """Recover and check the files that every crash must leave; return the flags found, by
+    segment.
+    """
     _, possible, final = CHANGES[name]
     segments = opened(disk)
     indexes = listed(segments)
@@ -626,7 +628,7 @@ def check_found(disk: FakeDisk, name: str, acknowledged: bool) -> dict[int, set[
     names = [path.rpartition("/")[2] for path in files(disk)]
     expected = ["manifest", *(f"{n:010d}.{s}" for n in indexes for s in ("data", "idx"))]
     if 3 not in indexes and not acknowledged:
-        # Of a seal that no manifest has listed: it stays until a manifest passes its id.
+        # A file of a seal that no manifest lists stays until a manifest passes its id.
         names = [name for name in names if not name.startswith("0000000003")]
     assert sorted(names) == sorted(expected)
     return flags

@@ -53,7 +53,7 @@ def test_answers_are_counted_by_template_method_and_class_of_status() -> None:
 
 
 def test_paths_and_methods_that_are_none_have_one_row_whatever_they_are() -> None:
-    """So a client cannot make the metrics grow."""
+    """Otherwise a client could make the metrics grow."""
     seen, routes = observer()
     before = len(seen.facts())
     for number in range(100):

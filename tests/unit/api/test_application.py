@@ -1,4 +1,4 @@
-"""Under any ASGI server a request gets the answer that our own connection gives."""
+"""Under any ASGI server a request gets the same answer as from our own connection."""
 
 from __future__ import annotations
 

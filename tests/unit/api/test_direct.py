@@ -1,4 +1,6 @@
-"""The direct way answers whole requests without a task, with the same bytes as the general way."""
+"""The direct routes answer whole requests without a task, with the same bytes as Starlette's
+routes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ JSON = b"content-type: application/json\r\n"
 MEASURED = re.compile(rb'("[a-z_]+_ms":|"last_(?:read|write)_ts":)[0-9.]+')
 
 
-# As in `server`: a middleware in between would switch the direct way off.
+# As in `server`: a middleware in between would switch the direct routes off.
 FLAGS: Any = {
     "ws": "none",
     "lifespan": "off",
@@ -247,7 +249,7 @@ async def test_errors_of_the_engine_give_the_same_answer(
         await turns()
         seen.append(side.sent)
         side.protocol.connection_lost(None)
-    # Its frames hold the connection for as long as pytest holds the parameter.
+    # The exception's frames keep the connection alive as long as pytest keeps the parameter.
     trouble.with_traceback(None)
     assert seen[0] == seen[1]
     assert b'"error"' in seen[0]
@@ -398,7 +400,9 @@ async def test_under_pressure_an_append_is_refused_in_the_end() -> None:
 
 @pytest.mark.parametrize("body", [APPEND, b'{"records":[]}'], ids=["refused", "wrong"])
 async def test_a_refusal_under_pressure_leaves_nothing_for_the_collector(body: bytes) -> None:
-    """The collector runs seldom then, and each refusal would keep its request alive."""
+    """Under pressure the garbage collector runs rarely, so each refusal in a cycle would keep its
+    request in memory.
+    """
     side = Side(HttpConnection)
     await side.create()
     backlog = under_pressure(side)

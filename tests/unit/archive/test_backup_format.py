@@ -20,7 +20,7 @@ TOPICS = [SealedTopic(5, b"manifest", []), SealedTopic(6, b"other", [])]
 
 
 def test_a_newer_format_says_so() -> None:
-    """Not that it is damaged: a newer version can read it."""
+    """The message does not call the file damaged, because a newer version can read it."""
     with pytest.raises(StartRefused, match=r"STORE: has format 2.* use a newer one"):
         decode_owner(encode_json(Owner(2, "1" * 32, "2" * 32)), "STORE")
     piece = bytearray(encode_sealed(TOPICS))

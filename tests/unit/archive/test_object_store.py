@@ -1,4 +1,6 @@
-"""A folder of objects: put once, whole, and only into the folder that was opened."""
+"""A folder of objects: each is put once and completely, and only into the folder that was
+opened.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def test_nothing_is_written_once_the_folder_is_gone(store: FolderStore, folder: 
 def test_nothing_is_written_into_a_folder_that_took_its_place(
     store: FolderStore, folder: Path
 ) -> None:
-    """An empty mount point, after its disk went."""
+    """The folder is an empty mount point after its disk was unmounted."""
     store.put_if_absent("a/b", [b"1"])
     folder.rename(folder.with_name("moved"))
     folder.mkdir()
@@ -236,7 +238,9 @@ def test_a_backup_folder_that_is_the_data_directory_under_another_path_is_refuse
 def test_an_object_of_a_killed_process_is_durable_once_the_next_one_relies_on_it(
     kind: type[FolderStore], seed: int
 ) -> None:
-    """It was killed between the name and the sync of the folder; later the power goes."""
+    """The process was killed after it named the object and before it synced the folder; later the
+    power fails.
+    """
     disk = FakeDisk(seed)
     disk.make_dir("store")
     disk.sync_dir(".")

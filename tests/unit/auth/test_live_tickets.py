@@ -1,4 +1,4 @@
-"""`auth/live_tickets`: for one stream, until they expire or their key ends."""
+"""`auth/live_tickets`: a ticket opens one stream, until it expires or its key is removed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_ticket_outlives_a_restart_and_ends_with_its_key() -> None:
     caller = redeem(again, ticket, STREAM, 2000)
     assert caller is again.keys[1].caller
     assert redeem(KeyRing(parse_keys("two")), ticket, STREAM, 2000) is None
-    # It grants what its key grants now.
+    # The ticket grants the present rights of its key.
     changed = redeem(KeyRing(parse_keys("one:write:s.")), ticket, STREAM, 2000)
     assert changed is not None
     assert changed.prefixes == ("s.",)

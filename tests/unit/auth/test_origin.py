@@ -46,7 +46,7 @@ TABLE: list[tuple[bytes | None, bytes | None, str]] = [
     (b"file://topics", b"topics", "-++----"),
     (b"http://topics", None, "-++----"),
     (b"http://topics, http://topics", b"topics", "-++----"),
-    # Listed: whatever the other headers are.
+    # A listed origin is allowed whatever the other headers are.
     (b"https://app.example", b"topics", "+++++++"),
     (b"https://app.example", None, "+++++++"),
 ]

@@ -1,4 +1,4 @@
-"""`auth/tickets`: valid once, for a short time, for one session."""
+"""`auth/tickets`: a ticket is valid once, for a short time, for one session."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     door: Door
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))

@@ -54,7 +54,7 @@ class Script:
         self.streams: list[list[bytes] | tuple[int, Any]] = []
         self.asked: list[tuple[str, str, Any]] = []  # method, path, body or Last-Event-ID
         self.tokens: set[str | None] = set()
-        self.held = threading.Event()  # a stream whose last chunk is b"" stays open until then
+        self.held = threading.Event()  # until then a stream that ends with b"" stays open
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -68,7 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return found
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

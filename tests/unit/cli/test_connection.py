@@ -35,7 +35,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     seen: list[tuple[str, str | None]]
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Answer."""
@@ -148,7 +148,7 @@ def test_a_topic_name_stays_in_its_segment(name: str) -> None:
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_dots_are_no_name_of_a_topic_or_router(name: str) -> None:
-    """A URL would resolve them: the request would be one to what is above."""
+    """A URL resolves dots: the request would go to the parent path."""
     for path_of in (topic_path, router_path):
         with pytest.raises(click.UsageError, match="is not a name"):
             path_of(name)
@@ -157,7 +157,9 @@ def test_dots_are_no_name_of_a_topic_or_router(name: str) -> None:
 
 
 def test_a_closed_connection_is_made_again(client: ServerConnection) -> None:
-    """A stream follows a request, and may last for days: the request's connection is closed."""
+    """A stream follows a request and may last for days, so the request's connection is closed
+    first.
+    """
     for _ in range(2):
         assert client.call("GET", "/once") == b"{}"
         client.close()

@@ -1,4 +1,4 @@
-"""`cli.output`: values become lines without becoming other values."""
+"""`cli.output`: values are printed as lines without any change of the value."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class FakeQueue:
         self.held_back: set[int] = set()  # streams that send nothing more
         self.cut = 0  # streams up to this number are broken
         self.batch_max: int | None = None  # a longer batch is refused, as in §11
-        self.frames: deque[bytes] = deque()  # sent on the next occasion, on any stream
+        self.frames: deque[bytes] = deque()  # sent at the next opportunity, on any stream
         self.has_wait = True
         # Whether a claim takes an ack, as older servers do not.
         self.has_rounds = True
@@ -232,7 +232,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return found
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,6 +1,6 @@
 """`client.exchange`: answers that no topics server gives, a fork, many threads; both clients.
 
-Whatever comes, a program gets an error of the client, and its key stays on its connection.
+Whatever answer comes, a program gets an error of the client, and its key goes to no other server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Answer."""

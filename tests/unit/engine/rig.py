@@ -57,7 +57,7 @@ class Submitted:
 
 
 class ListJournal:
-    """Satisfies `Journal`: reports nothing until a test calls `write`, `sync` or `fail`.
+    """Satisfies `Journal`: reports no result until a test calls `write`, `sync` or `fail`.
 
     Topic t belongs to shard t mod `shard_count`.
     """
@@ -410,7 +410,7 @@ NO_QUOTAS = Quotas(
 
 
 class Rig:
-    """One engine, wired like `node.py`; its journal is prompt by default."""
+    """One engine, wired like `node.py`; by default its journal finishes every entry at once."""
 
     def __init__(
         self,
@@ -487,7 +487,7 @@ class PromptJournal(ListJournal):
         asyncio.get_running_loop().call_soon(self.sync, shard, lsn)
 
     def sync(self, shard: int, lsn: int | None = None) -> None:
-        """Never behind an earlier sync."""
+        """Sync, but never move back behind an earlier sync."""
         newest = self.last_lsn(shard) if lsn is None else lsn
         super().sync(shard, max(newest, self.synced[shard]))
 

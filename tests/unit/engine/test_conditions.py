@@ -41,7 +41,7 @@ async def append_if(rig: Rig, condition: Condition, tag: str = "new", key: str =
 
 
 async def reason(rig: Rig, condition: Condition) -> Any:
-    """Why the condition does not hold, and the seq in its error."""
+    """The reason why the condition does not hold, and the seq in its error."""
     with pytest.raises(TopicsError) as caught:
         await append_if(rig, condition)
     assert caught.value.code is Code.CONDITION_FAILED
@@ -141,7 +141,7 @@ async def test_a_segment_made_during_the_search_is_searched() -> None:
     assert check.segments_to_search(topic, 8) == [1]
 
     def meanwhile() -> None:
-        # While the first segment is searched, a matching record comes.
+        # A matching record is appended while the first segment is searched.
         body, decoded = body_of(1, tag="new")
         late = rig.store.begin_append("t", body, decoded, header_key=None)
         assert late is not None
@@ -169,7 +169,7 @@ async def test_a_topic_made_again_during_the_search_is_searched_anew() -> None:
     await rig.append("t", *range(8), tag="b")
     await rig.sealer.seal_topics(["t"])
     with pytest.raises(UndecidedError):
-        # The rows found in the old topic's segment 1 say nothing of the new one's.
+        # The rows found in segment 1 of the old topic are not rows of the new topic's segment 1.
         check.decide(rig.store.topic("t"), 0)
     assert not check.found
 

@@ -146,7 +146,7 @@ async def test_consumers_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TopicsError) as caught:
         await store.put_consumer("b", "c1", 0)
     assert caught.value.detail == {"limit": "max_consumers", "max": 3}
-    # One that exists is no new one; one that is gone makes room, and so does its topic.
+    # An existing consumer does not count as new; deleting a consumer, or its topic, makes room.
     await store.put_consumer("b", "c0", 0)
     await store.drop_topic("a", if_empty=False)
     assert store.consumers.consumer_count == 1
@@ -181,7 +181,7 @@ async def test_the_floor_follows_the_consumers_that_caps_wait_for() -> None:
     topic = rig.registry.existing("t")
 
     async def earliest() -> int:
-        """After a look of the background work."""
+        """The earliest seq after the background work has run once."""
         looking = asyncio.create_task(rig.sealer.run())
         await settled()
         looking.cancel()
@@ -193,7 +193,7 @@ async def test_the_floor_follows_the_consumers_that_caps_wait_for() -> None:
     assert await earliest() == 4
     await store.commit_consumer("t", "d", 6)
     assert await earliest() == 7
-    # With the last of them the caps count again, without an append.
+    # After the last hold ends, the caps apply again, without an append.
     await store.put_consumer("t", "d", None, None)
     await rig.append("t", 10, 11)
     assert await earliest() == 9

@@ -17,7 +17,7 @@ BLOCKS = 12
 
 
 class WorkingClock(HandClock):
-    """Every look at it takes half a millisecond."""
+    """Every reading moves this clock by half a millisecond."""
 
     def monotonic_ms(self) -> float:
         self.steady_ms += 0.5
@@ -38,7 +38,7 @@ async def filled() -> Rig:
 
 
 async def turns_of(task: asyncio.Task[object]) -> int:
-    """The turns of the loop until it is done."""
+    """The number of turns of the loop until the delete is done."""
     turns = 0
     while not task.done():
         turns += 1

@@ -1,4 +1,6 @@
-"""`engine/filters`: a compiled filter decides as its definition, at a cost that is bounded."""
+"""`engine/filters`: a compiled filter gives the same result as its definition, at a bounded
+cost.
+"""
 
 from __future__ import annotations
 

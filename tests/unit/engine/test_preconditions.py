@@ -24,7 +24,7 @@ LIMITS = {
     Need.TOTAL_BYTES: "max_total_bytes",
     Need.TOPICS: "max_topics",
 }
-# These make a topic, or may make one.
+# These writes make a topic, or may make one.
 MAKES = {Write.CREATING_APPEND, Write.CREATE_STREAM, Write.CREATE}
 
 
@@ -123,7 +123,7 @@ def test_every_write_has_a_row() -> None:
 async def test_a_write_needs_what_its_row_lists_and_nothing_else(write: Write, need: Need) -> None:
     desk = Desk()
     await desk.set_up()
-    # A move makes its destination if it has to: only then it needs room for a topic.
+    # A move creates a missing destination: only then it needs room for a topic.
     makes = write in MAKES or (write is Write.MOVE and need is Need.TOPICS)
     name = "new" if makes else "t"
     desk.violate(need, name)

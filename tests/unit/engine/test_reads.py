@@ -1,4 +1,4 @@
-"""Reads that wait: for what, and for what not."""
+"""Reads that wait: which events end a wait, and which do not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_an_open_range_is_waited_for() -> None:
 async def test_a_topic_made_again_while_its_start_is_looked_up_has_a_start_of_its_own(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last records of the old one are at seqs that mean nothing in the new one."""
+    """The seqs of the old topic's last records have no meaning in the new topic."""
     rig = Rig()
     await rig.append("t", *range(24), tag="rare")
     await rig.sealer.seal_topics(["t"])

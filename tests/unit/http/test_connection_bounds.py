@@ -55,7 +55,7 @@ async def connected(**settings: Any) -> tuple[Any, Any, Clock]:
 
 
 def after(protocol: Any, clock: Clock, seconds: float) -> str | None:
-    """The overdue connections after this many seconds more, asked each second as `timeouts`
+    """The overdue connections after this many further seconds, checked each second as `timeouts`
     does.
     """
     kind = None
@@ -138,8 +138,8 @@ async def test_a_body_has_to_get_on() -> None:
 async def test_waiting_for_its_turn_saves_no_slow_body(
     sent: int, expected: tuple[str | None, int]
 ) -> None:
-    """Before, each check during a wait started the time-out anew: of hundreds of large uploads that
-    send a byte now and then, hardly one was ended.
+    """In an earlier build each check during a wait restarted the time-out: of hundreds of large
+    uploads that sent a byte from time to time, hardly one was ended.
     """
     protocol, _, clock = await connected()
     protocol.data_received(HEAD % (JSON, 10_000) + b"{")
@@ -154,7 +154,7 @@ async def test_waiting_for_its_turn_saves_no_slow_body(
         lasted += 10
     assert (kind, lasted) == expected
     if kind is None:
-        # Without a turn nothing is known about the client.
+        # Without a turn to read, the server cannot tell whether the client sends.
         assert after(protocol, clock, 1000) is None
     protocol.connection_lost(None)
 

@@ -155,7 +155,7 @@ async def test_what_a_connection_sends_joins_what_is_held_of_it(clock: Clock) ->
 
 
 async def test_pieces_of_a_slow_request_are_gathered_and_read_in_passing() -> None:
-    # A turn of a minute: no slow machine ends it.
+    # A turn lasts a minute, so that a slow machine does not end it.
     read_scheduler, log = ReadScheduler(turn_ms=60_000.0, slow_s=0.25), list[str]()
     slow, other = Reader("slow", log), Reader("other", log)
     began = slow.loop.time() - 1.0
@@ -185,8 +185,8 @@ async def test_who_waits_for_long_is_pressure_if_slice_after_slice_finds_one(clo
     read_scheduler, log = ReadScheduler(throttle, turn_ms=0.0), list[str]()
 
     async def wait(count: int, for_ms: float) -> bool:
-        """Let this many wait this long, each read in a slice of its own; return whether that is
-        pressure.
+        """Let this many connections wait this long, each read in a slice of its own; return whether
+        that counts as pressure.
         """
         for number in range(count):
             assert not Reader(str(number), log).asks(read_scheduler)

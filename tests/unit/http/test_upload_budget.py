@@ -77,7 +77,7 @@ def test_a_key_within_its_share_loses_nothing_however_slow_it_is() -> None:
 
 
 def test_small_uploads_are_refused_only_where_their_key_has_no_others() -> None:
-    """To refuse ten thousand bodies of a few bytes would make no room."""
+    """Refusing ten thousand bodies of a few bytes would free almost no memory."""
     budget = UploadBudget(MIB)
     small = [begun(budget, None, 100)[0] for _ in range(100)]
     large, _ = begun(budget, None, MIB)

@@ -27,7 +27,7 @@ class Clock:
         self.now_s = 1000.0
 
     async def advance(self, seconds: float) -> None:
-        """Let the time pass, and the timers that are due run with what they call."""
+        """Move the time forward, and run the due timers and the callbacks that they schedule."""
         self.now_s += seconds
         for _ in range(4):
             await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_stalled_uploads_of_a_greedy_key_are_asked_now_and_then(clock: Clo
         await clock.advance(VAIN_REST_S)
     assert {reader.asked for reader in greedy} <= {1, 2}
     assert not any(reader.turns for reader in greedy), "none was told to read"
-    # One that goes on is found behind those in front of it.
+    # A connection that continues is found after those before it in the queue.
     greedy[0].sent = SHARE_BYTES
     for _ in range(200 // ASKED_MAX + 1):
         await clock.advance(VAIN_REST_S)

@@ -21,7 +21,7 @@ async def stays() -> None:
 
 
 class QueueRig(Rig):
-    """A `Rig` with queues. `moved`: how often something changed without an entry."""
+    """A `Rig` with queues. `moved`: the number of changes without an entry."""
 
     def __init__(self, *, is_prompt: bool = True) -> None:
         super().__init__(is_prompt=is_prompt)
@@ -53,7 +53,7 @@ class QueueRig(Rig):
         return topic
 
     async def put(self, *datas: object, name: str = "jobs") -> None:
-        """Append jobs, whatever the journal does by itself."""
+        """Append jobs, whether or not the journal finishes entries by itself."""
         appending = asyncio.ensure_future(self.append(name, *datas))
         await turns()
         self.journal.sync_everything()

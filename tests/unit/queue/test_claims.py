@@ -1,4 +1,6 @@
-"""`queue.claims` and `queue.acks`: what is answered at once, and what takes the general path."""
+"""`queue.claims` and `queue.acks`: which calls are answered at once, and which continue as a
+task.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ async def test_an_ack_that_would_join_another_takes_the_general_path() -> None:
     done = first.outcome()
     assert (done.acked, done.skipped, done.counts.in_flight) == (2, [9], 0)
     assert await rig.counts(topic) == (0, 0, 0, 0)
-    # Nothing is left to wait for: the answer is there at once.
+    # There is nothing to wait for, so the answer comes at once.
     late = rig.queues.begin_ack("jobs", "w", [1], None)
     assert late is not None
     late.when_resolved(lambda: told.append(2))

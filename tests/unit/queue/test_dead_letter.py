@@ -26,7 +26,7 @@ MEMBERS = (
     b'"$dead_letter_from":"jobs:eu.1","$dead_letter_deliveries":5,"$dead_letter_src_seq":480101'
 )
 
-# As it is stored: the mark, and the value.
+# The stored form: the mark, and the value.
 TRACE = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 JSON = st.recursive(

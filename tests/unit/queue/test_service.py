@@ -360,7 +360,7 @@ async def test_a_clock_that_ticks_in_the_middle_of_a_pass_hides_no_expiry(
     def ticking() -> int:
         nonlocal looks
         looks += 1
-        # Every look is a millisecond later, until all of it has passed.
+        # Each reading of the clock is a millisecond later, until the whole time has passed.
         return rig.clock.wall_ms + min(looks, 20)
 
     monkeypatch.setattr(rig.clock, "now_ms", ticking)

@@ -87,7 +87,7 @@ def test_copies_are_what_the_rule_says(
     assert bytes(decoded.hops) == gone
     assert copies.is_empty == (not expected)
     assert copies.cursor_seq == seq
-    # Runs have their greatest length.
+    # Neighbouring records are joined: no run begins right after the one before it.
     assert all(
         after > last + 1 for last, after in zip(copies.lasts, copies.firsts[1:], strict=False)
     )
@@ -102,7 +102,7 @@ def test_copies_are_what_the_rule_says(
         (LossReason.DAMAGED, True, 5),
         (LossReason.RESTART, False, 5),
         (LossReason.SOURCE_TRIM, False, 5),
-        # It would circulate for ever.
+        # The record would circulate for ever.
         (LossReason.SOURCE_TRIM, True, 0),
         (LossReason.RECREATED, False, 0),
     ],

@@ -115,7 +115,9 @@ async def test_a_closed_pump_routes_nothing() -> None:
 
 
 async def _sparse(rig: RouterRig, *dests: str) -> None:
-    """A source `a` of three sealed segments, a cache that keeps no block, a router to each."""
+    """A source `a` of three sealed segments, a cache that keeps no block, and a router to each
+    destination.
+    """
     for name in ("a", *dests):
         for _ in range(24 if name == "a" else 1):
             appending = asyncio.ensure_future(rig.append(name, "first"))

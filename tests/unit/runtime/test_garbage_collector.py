@@ -58,7 +58,7 @@ def test_settling_frees_the_young_and_leaves_the_rest_alone() -> None:
 
 @pytest.fixture
 async def pressed() -> AsyncIterator[garbage_collector.Collections]:
-    """Pressure: garbage is found by the clock, and not because many objects were made."""
+    """Pressure: the collector then runs by the clock, not by the number of new objects."""
     gc.collect()
     gc.disable()
     collections = garbage_collector.Collections(asyncio.get_running_loop())

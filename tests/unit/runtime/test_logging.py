@@ -153,7 +153,9 @@ def test_text_that_looks_like_a_key_is_masked(
 
 
 def test_no_thread_waits_for_a_stuck_reader() -> None:
-    """A full pipe: lines are dropped and counted, and the count is logged when it drains."""
+    """While the pipe is full, lines are dropped and counted; the log has the count once the pipe
+    drains.
+    """
     reading, writing = os.pipe()
     may_write = threading.Event()
     is_stuck = threading.Event()

@@ -73,7 +73,7 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """No process writes into it: opening it as a plain file would never return."""
+    """No process writes into the pipe, so opening it as a plain file would never return."""
     path = tmp_path / "keys"
     os.mkfifo(path, 0o600)
     assert refusal(path) == "it is not a file"

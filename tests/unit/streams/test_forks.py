@@ -1,4 +1,4 @@
-"""Forks: they hold what was requested, also after a crash."""
+"""Forks contain exactly the requested messages, also after a crash."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_fork_inherits_what_it_does_not_ask_for() -> None:
         assert (g.content_type, g.ttl_s, g.fork_at) == ("text/plain", 5, (0, 0))
         s = bench.store.topic("s").topic_id
         assert f.ancestors == (Ancestor("s", s, 1),)
-        # None of them shares anything after the fork point.
+        # None of the forks shares messages after its fork point.
         assert [each.upto_seq for each in g.ancestors] == [0, 0]
     finally:
         bench.world.abandon()

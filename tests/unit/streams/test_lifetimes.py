@@ -1,4 +1,4 @@
-"""Streams expire: when, for which requests, and what counts as a use. In virtual time."""
+"""Expiry of streams in virtual time: when, for which requests, and what counts as a use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(bench: Bench) -> int:
 
 
 def is_there(bench: Bench) -> bool:
-    """Whether a request finds it; reading the head is no use."""
+    """Whether a request finds the stream; reading the head does not count as a use."""
     try:
         bench.node.streams.head("s")
     except TopicsError as error:
@@ -151,7 +151,7 @@ def test_a_stream_without_a_lifetime_stays(bench: Bench) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill", "power"])
 def test_a_use_outlives_a_restart_within_a_sixteenth(bench: Bench, how: str) -> None:
-    """Longer by that much at most, never shorter."""
+    """After a restart the lifetime is longer by at most a sixteenth, never shorter."""
     create(bench)
     config = TopicConfig()
     bench.world.run(bench.store.put_topic("s", config, keep_type=False))

@@ -22,7 +22,7 @@ SMALL = st.integers(0, 10**16 - 2)
 def test_a_position_is_read_back_from_its_text(seq: int, topic_id: int) -> None:
     text = text_of(Position(seq, topic_id))
     assert position_of(text, "offset") == Position(seq, topic_id)
-    # One token of a URL, and neither of the special values.
+    # An offset is one token of a URL, and equals neither of the special values.
     assert re.fullmatch(r"[0-9_]{33,256}", text)
     assert text not in ("-1", "now")
 

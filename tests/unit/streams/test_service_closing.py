@@ -33,7 +33,7 @@ def test_a_stream_is_made_closed_with_its_first_and_last_record(body: bytes) -> 
 
 
 def test_a_power_loss_moves_nothing_behind_the_end_of_a_closed_stream() -> None:
-    """Nothing was ever appended there: readers get no loss, and the end stays."""
+    """No record was ever appended after the end, so readers get no loss, and the end stays."""
     bench = Bench()
     try:
         run = bench.world.run

@@ -69,7 +69,9 @@ def test_a_repeat_does_not_tell_of_a_close_that_is_not_written_yet(bench: Bench)
 
 
 def test_a_repeat_of_a_close_has_no_position_of_records(bench: Bench) -> None:
-    """Through `/v0` too: otherwise the answer would have a first seq after the last one."""
+    """That holds through `/v0` too: otherwise the answer would have a first seq after the last
+    one.
+    """
     streams, store = bench.node.streams, bench.store
 
     async def story() -> None:

@@ -86,7 +86,7 @@ CALL = st.fixed_dictionaries(
 
 
 def columns(decoded: DecodedAppend) -> tuple[object, ...]:
-    """The columns of a call, without its sums."""
+    """The columns of a call, without its totals."""
     return (
         [*map(bytes, decoded.datas)],
         decoded.metas,

@@ -109,7 +109,7 @@ METAS = st.sampled_from([b"", b"{}", b'{"m": 1}', b' {"$content_type":"a/b"}', B
 
 @given(st.lists(METAS, min_size=1, max_size=20))
 def test_the_kind_of_a_record_is_said_by_its_meta(metas: list[bytes]) -> None:
-    """A space before the object, which no sent meta has."""
+    """A space before the object marks bytes, because no client's `meta` begins with a space."""
     count = len(metas)
     absent: list[str | None] = [None] * count
     block = make_block(1, array("q", [5]) * count, [b"1"] * count, metas, absent, absent)

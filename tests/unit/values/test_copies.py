@@ -147,7 +147,9 @@ def test_replay_makes_the_copies_that_were_made(
     stamp: RouterStamp | None,
     bare: bool,
 ) -> None:
-    """A page without payloads gives the same as with them, through one more topic too."""
+    """A page without payloads gives the same copies as a page with them, even through a further
+    topic.
+    """
     payloads = ReplayPayloads({1, 2})
     all_records: list[DecodedAppend] = []
     seq = 5

@@ -89,5 +89,6 @@ def test_a_large_text_takes_little_memory(name: str) -> None:
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # A few times a piece, whatever the text holds; it once took a hundred times the text.
+    # The memory is a few times a piece, whatever the text contains; an earlier version took a
+    # hundred times the text.
     assert peak_bytes < 2 * MIB

@@ -228,7 +228,7 @@ def _strings_of(value: object) -> list[str]:
 @pytest.mark.parametrize(("open_", "shut"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_a_message_has_so_many_levels_and_no_more(open_: bytes, shut: bytes) -> None:
     most = open_ * JSON_DEPTH_MAX + b"1" + shut * JSON_DEPTH_MAX
-    # The array of an append is no level of its messages.
+    # The array of an append does not count as a level of nesting of its messages.
     assert decode_messages(b"[%b]" % most).datas == [most]
     assert "deeper" in refusal(lambda: decode_messages(b"[" + open_ + most + shut + b"]"))
     assert "deeper" in refusal(lambda: decode_messages(open_ * 100_000))

@@ -1,4 +1,4 @@
-"""`build`: a batch of which the apply process dies stops its view, and no other one."""
+"""`build`: a batch that kills the apply process stops its view, and no other view."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ class OneTopic(Topics):
 
 
 class Events:
-    """Nobody waits for the build."""
+    """No caller waits for the build."""
 
     is_awaited = False
 
     def opened(self, build: Build) -> None:
-        """Nothing follows."""
+        """Do nothing."""
 
     moved = caught_up = lost_topic = unusable = opened
 
 
 class DiesOf(Process):
-    """A process that dies of every batch of these files. `is_late`: it has to be killed."""
+    """A process that dies at every batch for these files. `is_late`: it hangs and must be
+    killed.
+    """
 
     def __init__(self, paths: set[str]) -> None:
         super().__init__(self._is_of_these)
@@ -85,7 +87,9 @@ async def _turn() -> None:
 
 
 async def test_a_record_that_kills_the_process_stops_its_view_alone(tmp_path: Path) -> None:
-    """Its view tells of it, and tries again once it is mended; other views have all records."""
+    """The view reports the failure and tries again once its definition is fixed; other views have
+    all records.
+    """
     paths = [str(tmp_path / name / "1.db") for name in ("a", "b", "c")]
     process = DiesOf({paths[1]})
     builds = _builds(process, paths)
@@ -102,7 +106,7 @@ async def test_a_record_that_kills_the_process_stops_its_view_alone(tmp_path: Pa
     process._paths.clear()
     bad.mend()
     await _until(lambda: bad.is_ready)
-    # Not before it applied what it stood at.
+    # The view is ready only after it applied the record at which it had stopped.
     assert (bad.processed_seq, bad.failure) == (5, None)
     for build in builds:
         await build.stop()

@@ -53,7 +53,7 @@ BAD = _definition("CREATE TABLE rows (seq INTEGER PRIMARY KEY, tag CHECK (tag <>
 
 
 class Topics:
-    """Stands for the store: every topic has records 1 to 5. `reads`: what was read of it."""
+    """Replaces the store: every topic has records 1 to 5. `reads`: the reads so far."""
 
     def __init__(self) -> None:
         self.reads: list[ReadRequest] = []
@@ -115,7 +115,7 @@ async def test_views_at_the_same_record_share_a_page() -> None:
 
 @pytest.mark.parametrize("facts", [{"topic_id": 2}, {"applied_lsn": 8}])
 async def test_a_page_is_not_shared_once_the_topic_changed(facts: dict[str, int]) -> None:
-    """A delete in the same turn is in what is read behind it."""
+    """A read after a delete in the same turn shows the delete."""
     topics = Topics()
     feed = _feed(topics, Process())
     request = ReadRequest(0, 500, 1_000)
@@ -137,7 +137,7 @@ async def test_a_page_is_kept_for_one_turn() -> None:
 
 
 async def test_the_batches_of_one_turn_are_one_message(tmp_path: Path) -> None:
-    """Shared pieces are in it once, and each part has an answer of its own."""
+    """Shared pieces are in the message once, and each part gets an answer of its own."""
     process = Process()
     feed = _feed(Topics(), process)
     paths = {name: str(tmp_path / name / "1.db") for name in ("bad", "one", "two", "closed")}
@@ -158,7 +158,7 @@ async def test_the_batches_of_one_turn_are_one_message(tmp_path: Path) -> None:
     assert found["bad"].seq == 3
     assert isinstance(found["one"], Done)
     assert found["one"].processed_seq == 5
-    # One file is not open, the other one does not stand where its batch begins.
+    # One file is not open; the other is not at the position where its batch begins.
     assert found["closed"] == found["two"] == Moved()
     (message,) = process.asked
     assert isinstance(message, ApplyAll)
@@ -187,7 +187,7 @@ async def test_a_caller_that_goes_away_before_the_message_is_not_in_it(tmp_path:
         asyncio.ensure_future(feed.apply(str(tmp_path / name), _batch([], 0), alone=False))
         for name in ("a", "b")
     ]
-    # Behind both, and before the message is made.
+    # After both batches, and before the message is made.
     asyncio.get_running_loop().call_soon(waiting[0].cancel)
     assert await waiting[1] == Moved()
     assert [getattr(request, "path", "") for request in process.asked] == [str(tmp_path / "b")]
@@ -195,7 +195,7 @@ async def test_a_caller_that_goes_away_before_the_message_is_not_in_it(tmp_path:
 
 
 async def test_a_death_with_others_is_told_as_such(tmp_path: Path) -> None:
-    """Nobody is held to be at fault for the batch of another view."""
+    """No view is blamed for the batch of another view."""
     process = Process(lambda request: True)
     feed = _feed(Topics(), process)
     died = await asyncio.gather(

@@ -49,7 +49,7 @@ def test_a_view_never_rests_longer_than_a_quarter_of_a_second() -> None:
 
 
 async def test_views_that_rest_go_on_together(timers: Timers) -> None:
-    """One timer for all of them; how many there were says how long the next rest is."""
+    """All of them share one timer; their number determines the length of the next rest."""
     pacer = Pacer()
     for delay_s in (pause_s(1), pause_s(10), pause_s(10)):
         rests = [pacer.rest() for _ in range(10)]
@@ -92,7 +92,9 @@ def test_batches_grow_while_records_wait_and_apply_is_fast() -> None:
 
 @pytest.mark.parametrize("us_a_record", [6.0, 20.0, 200.0])
 def test_a_batch_takes_no_longer_than_others_can_bear(us_a_record: float) -> None:
-    """Records that take 10 ms each come in the smallest batches, which have a time of their own."""
+    """Records that take 10 ms each come in the smallest batches, which have a separate time
+    limit.
+    """
     last = _settled(us_a_record, 100_000)[-1]
     assert last * us_a_record / 1000 <= 60
     assert _settled(10_000.0, 100_000)[-1] == 250

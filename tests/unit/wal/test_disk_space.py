@@ -112,7 +112,7 @@ async def test_files_of_a_dropped_topic_go_when_the_disk_lets_them(disk: FakeDis
 async def test_refused_seals_have_one_later_attempt_however_many_there_were(
     disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each checkpoint on a full disk asks for a seal: the attempts must not multiply."""
+    """Each checkpoint on a full disk requests a seal: the attempts must not multiply."""
     node = await started(disk, segment_max_events=1000)
     config = TopicConfig(durability=Durability.FSYNC)
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_journal_files_leave_the_floor_and_what_the_ballast_lacks() -> None:
     disk = FakeDisk(1, capacity_bytes=20_000)
     disk.make_dir("data")
     space = space_of(disk)
-    # Not written yet; there is room for it.
+    # The snapshot is not written yet, but there is room for it.
     assert (space.floor_bytes, space.may_seal()) == (6000, True)
     assert space.may_fill(14_000)
     assert not space.may_fill(14_001)
@@ -191,7 +191,7 @@ def test_a_start_seals_before_it_wrote_its_ballast_only_where_that_fits() -> Non
         disk = FakeDisk(1, capacity_bytes=room)
         disk.make_dir("data")
         assert space_of(disk).may_seal() is may_seal
-    # After the first look only a whole ballast counts.
+    # After the first check only a complete ballast counts.
     disk, space = whole(1_000_000, 500_000)
     assert space.may_seal()
     fill_up(disk, 500_000)
@@ -225,8 +225,8 @@ async def test_a_snapshot_gets_what_it_lacks_if_that_makes_it_fit() -> None:
 
 
 async def test_whoever_takes_the_room_of_a_large_snapshot_leaves_that_of_a_small_one() -> None:
-    """Its release may be in vain: then a delete of everything, and its small snapshot, still find
-    room.
+    """The release for a large snapshot may not suffice: then a delete of everything, and its small
+    snapshot, must still find room.
     """
     disk, space = whole(1_000_000, 500_000)
     fill_up(disk, 500_000)

@@ -140,12 +140,6 @@ class Log:
     def next_live(self, seq: int) -> int:
         """The first live seq at or above `seq`; `head_seq + 1` if there is none."""
         if self.live_count:
-            # Most callers ask about the front.
-            front = self.runs[0]
-            first = front.first_seq
-            row = front.dead.find(0, seq - first if seq > first else 0) if front.live_count else -1
-            if row >= 0:
-                return first + row
             for index in range(self.run_at(seq), len(self.runs)):
                 run = self.runs[index]
                 if run.live_count:

@@ -1,4 +1,4 @@
-"""`accept`: how much a client likes each kind of answer."""
+"""`accept`: the client's preference for each media type."""
 
 from __future__ import annotations
 

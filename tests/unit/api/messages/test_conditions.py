@@ -67,7 +67,7 @@ def outcome(
 
 
 def decoded(condition: object, pad: int) -> SentCondition | bytes | None:
-    """The `if` as it comes out of a body with so many bytes more."""
+    """The `if` decoded from a body that has this many further bytes."""
     body = {"records": [{"data": "x" * pad}], "if": condition}
     return decode_append(json.dumps(body).encode()).condition
 

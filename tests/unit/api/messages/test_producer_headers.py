@@ -1,4 +1,6 @@
-"""The producer headers: three or none, their grammar, and their values in an answer."""
+"""The producer headers: a request must have all three or none; their grammar, and their values in
+an answer.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Quiet:
 
 
 async def told_of(streams: Quiet, **changes: Any) -> list[bytes]:
-    """The frames that a reader gets, from an empty page on."""
+    """The frames that a reader gets, beginning with an empty page."""
     settings: Any = FakeSettings(**{"streams_sse_ms": 60_000, **changes})
     state = ServerState(settings=settings, progress=lambda: 0.5, phase="ready")
     sent: list[bytes] = []
@@ -76,7 +76,7 @@ async def test_new_messages_come_without_a_comment() -> None:
 
 
 async def test_the_position_is_sent_without_a_message() -> None:
-    """Example: deleted messages. The reader's next request continues after them."""
+    """For example the messages were deleted: the reader's next request continues after them."""
     moved = msgspec.structs.replace(page(), next=Position(0, 9))
     told, comment = await told_of(Quiet(moved, moved))
     assert told.startswith(b"event: control\n")

@@ -1,5 +1,5 @@
-"""Streams over a real engine on lists: the frames of each watcher: shared, suspended, taken
-over.
+"""Streams over a real engine on lists: the frames of watchers that share a position, are suspended,
+or are taken over.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Watcher:
     def follow(self, *names: str, from_seq: int = 0, **options: Any) -> Watcher:
         for name in names:
             view = self.world.dispatcher.resolve(name)
-            # A topic that existed once: with epoch 0 it would be waited for.
+            # The topic existed once; with epoch 0 the stream would wait for it.
             topic_id, epoch = (view.topic_id, view.epoch) if view else (0, 1)
             self.stream.follow(
                 Cursor(name, topic_id, epoch, from_seq), SubscriptionOptions(**options)
@@ -496,7 +496,9 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 1000))
 def test_every_seq_is_told_once_or_explained(steps: list[tuple[str, int]], seed: int) -> None:
-    """In order, once, or deleted, or inside a tombstone: over any mix of events."""
+    """Over any mix of events each seq comes once and in order, or was deleted, or is inside a
+    tombstone.
+    """
 
     async def run() -> None:
         world = World()

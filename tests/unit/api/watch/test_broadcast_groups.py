@@ -324,7 +324,7 @@ async def test_a_batch_to_a_group_holds_heartbeats_back(
 ) -> None:
     world = World()
     (watcher,) = await live(world, 1, heartbeat_ms=1000)
-    # Later than all times of the real clock, however long this machine has been up.
+    # A time later than all times of the real clock, however long this machine has been up.
     now = monotonic_ms() + 3_600_000
     monkeypatch.setattr(fanout_module, "monotonic_ms", lambda: now)
     world.rig.clock.steady_ms = now - 100
@@ -402,7 +402,7 @@ def test_every_watcher_gets_everything_once_and_in_order(seed: int) -> None:
         step_ms = chance.choice((0.0, 1.0))
 
         def monotonic_ms(clock: HandClock) -> float:
-            """Time passes while watchers are served, so a pass takes several slices."""
+            """Each reading moves the clock, so a pass over the watchers takes several slices."""
             clock.steady_ms += step_ms
             return clock.steady_ms
 

@@ -85,8 +85,8 @@ async def test_a_stall_is_counted_from_when_it_began() -> None:
 
 
 async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
-    """The waiting frames fill the socket in the same turn: that starts the next time, not this
-    one.
+    """The waiting frames fill the socket again in the same turn: that begins a new period of being
+    full.
     """
     wire = Wire()
     send_queue = wire.full_send_queue()
@@ -94,7 +94,7 @@ async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
     await asyncio.sleep(0.05)
 
     class Once(asyncio.Event):
-        """Accepts one send, and no further ones."""
+        """Accepts one send, and no further sends."""
 
         async def wait(self) -> Any:
             if wire.messages:
@@ -161,7 +161,7 @@ async def test_a_client_that_goes_while_its_socket_is_full_is_no_error() -> None
 
 
 class ForeignServer:
-    """An ASGI `send` of another server: it needs a task, and is slow when asked."""
+    """An ASGI `send` of another server: it needs a task, and is slow on request."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()

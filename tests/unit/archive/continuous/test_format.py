@@ -1,4 +1,6 @@
-"""Parts, marks and notes of prunes: there and back, and every damaged byte is noticed."""
+"""Parts, marks and notes of prunes are encoded and decoded unchanged, and every damaged byte is
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_every_changed_byte_of_a_part_is_noticed() -> None:
     for at in range(len(PART)):
         changed = bytearray(PART)
         changed[at] ^= 0x20
-        # The two bytes that are always 0 stand for nothing yet.
+        # Two bytes are always 0 and have no meaning yet.
         if at in (10, 11):
             continue
         with pytest.raises((Corrupt, StartRefused)):

@@ -36,7 +36,9 @@ def appended(seq: int) -> Said:
 
 
 def load_of(door: Door, folder: Path, retry_s: float) -> tuple[Loading, list[tuple[int, str]]]:
-    """A load of two lines, a request each; the list gets each message, after how many requests."""
+    """A load of two lines with one request each; the list gets each message, and the number of
+    requests before it.
+    """
     (folder / "lines").write_text("1\n2\n")
     told: list[tuple[int, str]] = []
     plan = LoadPlan("t", 1, 1_000, None, False, True, retry_s)

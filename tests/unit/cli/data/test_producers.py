@@ -1,4 +1,6 @@
-"""`topics append --producer`: the producer's position, repeats, and which answers are its own."""
+"""`topics append --producer`: the producer's position, repeats, and which answers belong to its own
+requests.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_with_keys_what_was_not_acknowledged_is_sent_again(fake: tuple[Fake, str
     broken: list[int] = []
 
     def play(command: Command) -> list[Command] | None:
-        answer = server.acknowledge(command)  # stored, and then the answer is lost
+        answer = server.acknowledge(command)  # the record is stored, and then the answer is lost
         line = int(command["request_id"])
         if line % 4 == 0 and line not in broken:
             broken.append(line)

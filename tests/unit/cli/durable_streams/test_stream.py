@@ -208,6 +208,6 @@ def test_close_and_rm(door: Door) -> None:
     "place", ["../../v0/topics/orders", "a/../b", ".", "http://h/v1/stream/../../v0/topics/orders"]
 )
 def test_a_stream_is_below_its_root(place: str) -> None:
-    """A URL would resolve the dots: `rm` would remove a topic."""
+    """A URL resolves dots in a path: `rm` would then remove a topic."""
     with pytest.raises(click.UsageError, match="segment"):
         url_of(ServerConnection("http://127.0.0.1:1"), place)

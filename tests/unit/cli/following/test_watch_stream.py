@@ -99,7 +99,7 @@ def test_a_session_that_is_gone_is_made_again_from_the_last_id(
     assert (method, path) == ("POST", "/v0/watch?lenient=true")
     assert body["cursor"] == last
     assert body["include_tags"] is True
-    # A server that no longer knows the id would still find the position.
+    # A server that has forgotten the session would still find the position.
     assert body["topics"] == {"t": {"from_seq": 3}, "u": {"from_seq": 4}}
     # The new stream gets the id, too: it can only go back to this position.
     assert gets(script)[-1] == ("/v0/watch/wid_b", last)
@@ -113,7 +113,7 @@ def test_a_tail_that_saw_nothing_yet_begins_where_it_was_opened(
     found = WatchFollower(client, {"t": {"tail": True}}, {}).frames()
     assert seqs(found, 42) == [42]
     assert script.asked[0][2]["topics"] == {"t": {"tail": True}}
-    # Not `tail` again: that would skip records that arrived meanwhile.
+    # The request does not repeat `tail`, because that would skip records that arrived meanwhile.
     assert script.asked[3][2]["topics"] == {"t": {"from_seq": 41}}
     assert "cursor" not in script.asked[3][2]
 

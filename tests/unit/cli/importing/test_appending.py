@@ -161,7 +161,8 @@ def test_stamps_tell_the_place_once_the_producer_is_forgotten(
         record(2, old, **{"$imported": {"from": "other", "line": 9}}),
         record(3, old, **{"$imported": "of nobody"}),
         {"$seq": 4, "$ts": old, "data": 0},
-        # Of a producer that the topic would still know: it is not looked at.
+        # If an import had written this recent record, the topic would still have its producer: so
+        # the import ignores the record.
         record(5, now, **{"$imported": {"from": "s", "line": 8}}),
     ]
     page = answered(records=records, next_from_seq=5, caught_up=False)

@@ -38,7 +38,7 @@ def source_of(door: Door, told: list[str], head: int = 9) -> ServerSource:
 
 
 def place_of(door: Door, seq: int, data: object) -> SourcePlace:
-    """The place behind this record."""
+    """The position after this record."""
     door.answers = [page(record(seq, data), head=seq)]
     ((batch, _),) = source_of(door, [], head=seq).batches(None)
     assert batch is not None

@@ -77,7 +77,9 @@ def test_a_line_as_a_writer_sends_it_has_no_time() -> None:
 
 
 def test_a_trace_is_kept_in_the_stamp() -> None:
-    """An import has no request of its own for each record: the trace is where the record was."""
+    """An import sends no request of its own for each record, so the trace goes into the record's
+    stamp.
+    """
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     line = b'{"$seq":5,"$ts":8,"$trace":"%s","data":1}' % trace.encode()
     assert stamped(line) == (

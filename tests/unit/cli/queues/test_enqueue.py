@@ -1,4 +1,4 @@
-"""`cli.queues.enqueue`: the request for a job, and arguments that are no job."""
+"""`cli.queues.enqueue`: the request for a job, and arguments that are no valid job."""
 
 from __future__ import annotations
 

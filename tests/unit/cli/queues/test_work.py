@@ -84,7 +84,7 @@ def test_the_whole_job(served: Served, tmp_path: Path) -> None:
 def test_exit_codes_decide(served: Served) -> None:
     url, fake = served
     fake.add("exit 0", "exit 3", "kill -9 $$")
-    # One call may carry both: the test counts the jobs.
+    # One call may ack both jobs, so the test counts jobs and not calls.
     until(lambda: sum(len(body["seqs"]) for body in fake.calls("nack")) == 2)
     words = ("--retry-ms", "600000", "--retry-max-ms", "600000", "--concurrency", "3")
     ran = run(url, *words, *shell('eval "$(tr -d \\")"'))

@@ -105,7 +105,9 @@ def test_tags_stay_within_their_quotes(tag: str) -> None:
 
 
 def test_every_line_is_a_statement_of_the_language() -> None:
-    """Only the used part of Graphviz's grammar, so that no test needs Graphviz."""
+    """The test contains only the used part of Graphviz's grammar, so that it does not need
+    Graphviz.
+    """
     text = r'"(?:[^"\\\x00-\x1f]|\\.)*"'
     value = rf"(?:{text}|[a-zA-Z]+)"
     listed = rf"\[[a-z]+={value}(?:, [a-z]+={value})*\]"

@@ -35,7 +35,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_DELETE = _do
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 Served = tuple[str, type[Fake]]
@@ -159,7 +159,7 @@ def test_the_list_follows_its_pages(served: Served, words: tuple[str, ...]) -> N
     table = run(served, *words, "--table").stdout.splitlines()
     assert table[0].split() == [*router.COLUMNS]
     assert table[1].split() == ["a->b", "a", "b", "at_least_once", "7", "0", "running"]
-    assert table[2:] == []  # one was removed since the list was made
+    assert table[2:] == []  # one router was removed since the list was made
 
 
 def state(source: str, dest: str) -> dict[str, Any]:

@@ -26,9 +26,9 @@ MODULES = (
     *(appends, admin, bodies, conditions, queue_bodies, router_bodies),
     *(watch_bodies, ws_commands),
 )
-# Measured before a body is decoded; none of their fields is built.
+# These values are measured before a body is decoded; their fields are not built.
 OUTSIDE = ("Lists", "_Uncounted", "_Head")
-# In queries and headers, whose total size is bounded.
+# These values are in queries and headers, whose total size is bounded.
 QUERIES = ("_Cursor",)
 # Passed unchanged to the decoder of another struct, which checks a number, a switch
 # or a word.

@@ -1,4 +1,6 @@
-"""`cli.torture.acknowledged`: what was acknowledged must be there, once, unchanged, in order."""
+"""`cli.torture.acknowledged`: every acknowledged record must be there, once, unchanged, in
+order.
+"""
 
 from __future__ import annotations
 

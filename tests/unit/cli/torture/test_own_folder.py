@@ -1,4 +1,4 @@
-"""`cli.torture.own_folder`: a folder in use is refused, and only what the run made goes."""
+"""`cli.torture.own_folder`: a folder in use is refused, and the run removes only its own files."""
 
 from __future__ import annotations
 

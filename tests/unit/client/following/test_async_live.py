@@ -18,7 +18,7 @@ ARRIVED = LiveEvent("record", "t", {}, "id")
 
 
 class Unlucky(Effects):
-    """Pauses are as long as they can be, and take no time."""
+    """Chooses the longest possible pauses, which take no real time."""
 
     async def sleep_ms(self, wait_ms: float) -> None:
         return
@@ -39,7 +39,7 @@ async def test_a_server_that_has_nothing_to_tell_is_no_server_that_is_away(
 ) -> None:
     streams = [broken(None) for _ in range(4)] + [broken(None, ARRIVED)]
     monkeypatch.setattr(async_live, "_stream", lambda *_: streams.pop(0))
-    # The pauses together are longer than that, one alone is not.
+    # All pauses together exceed the limit, a single pause does not.
     events = live_async("t", patience_ms=150, effects=Unlucky())
     assert await anext(events) is ARRIVED
     await events.aclose()

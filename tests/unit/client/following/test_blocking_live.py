@@ -16,7 +16,7 @@ ARRIVED = LiveEvent("record", "t", {}, "id")
 
 
 class Unlucky(Effects):
-    """Pauses are as long as they can be."""
+    """Chooses the longest possible pauses."""
 
     def chance(self) -> float:
         return 1.0
@@ -33,7 +33,7 @@ def test_a_server_that_has_nothing_to_tell_is_no_server_that_is_away(
 ) -> None:
     streams = [broken(None) for _ in range(4)] + [broken(None, ARRIVED)]
     monkeypatch.setattr(blocking_live, "_stream", lambda *_: streams.pop(0))
-    # The pauses together are longer than that, one alone is not.
+    # All pauses together exceed the limit, a single pause does not.
     events = live("t", patience_ms=150, effects=Unlucky())
     assert next(events) is ARRIVED
     events.close()

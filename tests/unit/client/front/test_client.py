@@ -37,7 +37,7 @@ TWINS = [
     (TopicClient, AsyncTopicClient),
     (ViewClient, AsyncViewClient),
 ]
-# Names that only one of two twins has, and why.
+# Names that only one of the two has, and why.
 ALONE = {
     "work": "jobs as a stream: `worker` uses it",
     "aclose": "the name that `AsyncViewClient` had for `close`",
@@ -70,7 +70,7 @@ def test_twins_have_the_same_names_and_options(blocking: type, awaited: type) ->
 
 @pytest.mark.parametrize(("blocking", "awaited"), TWINS)
 def test_what_blocks_is_awaited_or_iterated(blocking: type, awaited: type) -> None:
-    """Where one twin returns at once, so does the other."""
+    """If a call of one client returns at once, so does the same call of the other."""
     for name, method in public(blocking).items():
         if name == "__init__":
             continue

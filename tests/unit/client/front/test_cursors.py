@@ -1,4 +1,4 @@
-"""`client.front.cursors`: what a file keeps, and when a position is saved."""
+"""`client.front.cursors`: the content of a cursor file, and when a position is saved."""
 
 from __future__ import annotations
 

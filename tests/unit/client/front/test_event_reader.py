@@ -52,7 +52,7 @@ def test_a_cursor_inside_an_event_goes_on_behind_its_record_beside_other_topics(
     first = reader.take(records("b", "", "b1", 1))
     [one, *_] = reader.take(records("a", "b1", "a3", 1, 2, 3))
     assert names([*first, one]) == ["b1", "a1"]
-    # The server sends the event behind `b1` again, and that of the other topic may come first.
+    # The server sends the event after `b1` again, and the event of the other topic may come first.
     again = EventReader(one.cursor)
     assert again.cursor == "b1"
     [other] = again.take(records("b", "b1", "x", 2))

@@ -1,4 +1,6 @@
-"""`client.front.page_reader`: from page to page, and over another incarnation of the topic."""
+"""`client.front.page_reader`: reading page after page, also when the topic is recreated in
+between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`client.front.plans`: options that contradict each other, and a stream behind a read."""
+"""`client.front.plans`: options that contradict each other, and a stream that continues after a
+read.
+"""
 
 from __future__ import annotations
 

@@ -164,7 +164,9 @@ def test_a_claim_fences_the_one_before_and_is_told_by_receipt_and_flush() -> Non
 
 
 def test_a_close_is_heard_while_the_loop_is_awake_for_something_else() -> None:
-    """The loop was woken and has decided to continue; it is closed before it checks again."""
+    """The producer's loop was woken and has decided to continue; the producer is closed before the
+    loop checks again.
+    """
     producer = IdempotentProducer(URL, "p", transport=Model())
     producer.send(1).result(10)
     carrier = producer._carrier
@@ -423,7 +425,7 @@ def in_a_child(act: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("moment", ["before the first record", "while it sends"])
 def test_a_forked_child_is_told_at_once_that_the_producer_is_its_parents(moment: str) -> None:
-    """Like a web server that loads the application before it forks its workers."""
+    """Some web servers load the application before they fork their workers."""
     model = Model()
     with IdempotentProducer("t", "p", url="http://model", transport=model) as producer:
         if moment == "while it sends":

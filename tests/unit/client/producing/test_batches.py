@@ -101,7 +101,7 @@ def test_what_does_not_fit_beside_others_goes_into_the_next_batch() -> None:
 
 def test_room_is_what_is_unacknowledged() -> None:
     client = Client(SendTerms(buffer_records=2, buffer_bytes=4, batch_records=1), 0)
-    assert client.book.has_room(100)  # alone, anything fits
+    assert client.book.has_room(100)  # a single record always fits
     client.send(b"abc", 0)
     assert client.book.has_room(1)
     assert not client.book.has_room(2)
@@ -267,7 +267,8 @@ def test_a_claim_in_doubt_needs_a_key() -> None:
         if is_keyed and not now_ms:
             assert client.book.epoch == 2
             (again,) = client.book.take(50)
-            # Now certainly refused, but what the previous epoch stored is still unknown.
+            # This request is certainly refused now, but it is still unknown what the previous epoch
+            # stored.
             client.book.answered(again, Beaten(5), 50, 1)
             assert client.book.epoch == 6
             (again,) = client.book.take(50)
@@ -338,7 +339,7 @@ def test_there_is_a_last_epoch() -> None:
 def test_what_is_refused_for_good_ends_the_producer_in_order() -> None:
     client, (a, b) = owned(b"a", b"b")
     client.book.answered(a, InvalidRequest(400, "invalid_request", "m"), 0, 1)
-    assert client.book.failure is None  # not before all answers are back
+    assert client.book.failure is None  # this does not happen before all answers are back
     client.book.answered(b, StampGap(1), 0, 1)
     assert isinstance(failure(client), InvalidRequest)
     for record in (b"a", b"b"):

@@ -1,4 +1,4 @@
-"""`client.streaming.stream_requests`: bodies, and a reader from page to page."""
+"""`client.streaming.stream_requests`: bodies, and a reader that goes from page to page."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def test_a_stream_that_waits_for_a_replay_is_not_given_up(
     fake.add(1)
     run = start(lambda job: None)
     fake.wait_for(lambda: fake.calls("work"))
-    # More than the test needs: a busy machine is slow to see that the first ones were sent.
+    # More jobs than the test needs, because a busy machine notices late that the first ones were
+    # sent.
     fake.faults["state"].extend([Refusal(503, "not_ready")] * 200)
     monkeypatch.setattr(sources, "OPENING_MS", 50)
     fake.wait_for(lambda: len(fake.faults["state"]) < 200 - 2 * sources.OPENING_TRIES)
@@ -108,7 +109,7 @@ def test_insisting_on_a_stream_that_does_not_work_is_an_error(
     is_silent: bool, fake: FakeQueue, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_silent:
-        # Only a silent server is given up; a refusal may take its time.
+        # The client gives up only a silent server; a refusal may take longer.
         monkeypatch.setattr(sources, "OPENING_MS", 50)
     fake.is_silent, fake.has_stream = is_silent, is_silent
     outcome = start(lambda job: None, push="always").end()

@@ -1,4 +1,4 @@
-"""`client.working.threads`: values, exceptions, and functions whose result nobody waits for any
+"""`client.working.threads`: values, exceptions, and functions whose result no caller waits for any
 more.
 """
 

@@ -40,7 +40,7 @@ class Gate:
             self.running -= 1
 
     def wait(self, count: int = 1) -> None:
-        """Wait until this many more have begun."""
+        """Wait until this many further calls of the handler have begun."""
         for _ in range(count):
             assert self.begun.acquire(timeout=20), "it did not begin"
 
@@ -53,7 +53,7 @@ def test_every_job_is_handled_once_and_deleted(push: str, fake: FakeQueue, start
     fake.wait_for(lambda: not fake.jobs)
     assert run.stop() == Stats(done=60)
     assert sorted(seen) == list(range(60))
-    assert len(fake.calls("ack")) < 60  # they gather
+    assert len(fake.calls("ack")) < 60  # the jobs gather
 
 
 @WAYS
@@ -163,7 +163,7 @@ def test_leases_are_extended_while_handlers_run(push: str, fake: FakeQueue, star
     fake.add(1, 2)
     run = start(gate, push=push, lease_ms=900)
     gate.wait(2)
-    fake.wait_for(lambda: len(fake.calls("extend")) >= 8)  # twice the lease at least
+    fake.wait_for(lambda: len(fake.calls("extend")) >= 8)  # at least twice the lease
     gate.go_on.set()
     assert run.stop() == Stats(done=2)
     assert [job.deliveries for job in gate.jobs] == [1, 1]
@@ -202,7 +202,7 @@ def test_extends_survive_a_server_that_fails_for_a_while(fake: FakeQueue, start:
     gate = Gate()
     fake.add(1)
     fake.faults["extend"].extend([Refusal(503), Refusal(429)])
-    # The tries again come at once; a busy machine has two seconds for them.
+    # The repeated tries come at once; a busy machine has two seconds for them.
     run = start(gate, push="never", lease_ms=3000)
     gate.wait()
     fake.wait_for(lambda: len(fake.calls("extend")) >= 3)
@@ -219,7 +219,7 @@ def test_an_expired_lease_is_reported_without_an_answer(fake: FakeQueue, start: 
     gate.wait()
     assert gate.jobs[0].lost.wait(10)
     gate.go_on.set()
-    fake.wait_for(lambda: fake.calls("ack"))  # the fence decides
+    fake.wait_for(lambda: fake.calls("ack"))  # the lease token decides
     run.worker.stop()
 
 
@@ -280,7 +280,7 @@ def test_an_ack_that_is_refused_for_good_does_not_stop_the_worker(
     fake.add(1)
     run = start(lambda job: None, concurrency=1)
     fake.wait_for(lambda: len(fake.calls("ack")) == 1)
-    fake.cut_streams()  # frees it
+    fake.cut_streams()  # frees the job
     fake.wait_for(lambda: not fake.jobs)
     assert run.stop() == Stats(done=1, lost=1)
 
@@ -486,7 +486,8 @@ def test_a_server_that_takes_smaller_batches_gets_them(
     gate.go_on.set()
     fake.wait_for(lambda: not fake.jobs)
     assert run.stop() == Stats(done=8)
-    # How many end together depends on timing; each batch that was too long was refused once.
+    # The number of jobs that end together depends on timing; each batch that was too long was
+    # refused once.
     lengths = [len(body["seqs"]) for body in fake.calls(op)]
     refused = [length for length in lengths if length > 3]
     assert len(refused) <= 1

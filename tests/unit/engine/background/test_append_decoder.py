@@ -1,4 +1,4 @@
-"""Large appends: the helper process decodes like the server, and its end loses no answer."""
+"""Large appends: the helper process decodes like the server, and if it dies, no answer is lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def process() -> Iterator[DecoderProcess]:
 
 
 def columns_of(decoded: DecodedAppend) -> dict[str, object]:
-    """All fields of a decoded append, whatever object its data refer to."""
+    """All fields of a decoded append, whatever objects hold its data."""
     found: dict[str, object] = {name: getattr(decoded, name) for name in COLUMNS}
     return found | {"datas": list(map(bytes, decoded.datas))}
 
@@ -123,7 +123,7 @@ def test_the_helper_refuses_as_the_server_does(
     with pytest.raises(TopicsError) as refusal:
         process.decode(body, GRAMMAR, LIMITS)
     assert (refusal.value.code, refusal.value.detail) == (code, detail)
-    # It is also ready for the next one.
+    # The process is also ready for the next body.
     assert process.decode(BODIES["one"], GRAMMAR, LIMITS).count == 1
 
 

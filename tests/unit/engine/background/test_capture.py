@@ -1,4 +1,4 @@
-"""A topic as a part of a snapshot, and back on its segments."""
+"""A topic is captured as a part of a snapshot, and restored on its segments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_sealed_since_the_capture_is_not_taken_twice() -> None:
 
 @pytest.mark.parametrize("before_seq", [4, 257, 290, 301])
 def test_what_died_while_its_segment_was_written_stays_dead(before_seq: int) -> None:
-    """Planned, deleted, captured, published, killed: neither flag nor replay would show the
+    """The order is plan, delete, capture, publish, kill: neither a flag nor replay would show the
     delete.
     """
     driver = Driver()

@@ -286,7 +286,7 @@ async def test_a_failed_checkpoint_ends_no_timer(monkeypatch: pytest.MonkeyPatch
     assert rig.checkpointer.taken_count == 1
 
 
-# -- what is no topic -----------------------------------------------------------------------
+# # -- snapshot parts that are no topics ------------------------------------------------------
 
 
 def with_sessions(rig: Rig, count: int) -> SessionTable:

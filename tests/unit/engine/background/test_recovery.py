@@ -177,13 +177,15 @@ async def test_topics_are_restored_and_their_segments_opened_beside_the_loop(
 
 
 async def test_parts_are_taken_in_order_and_released_on_the_way() -> None:
-    """They are as large as all tails: those that were restored must not stay until the last."""
+    """The parts are as large as all tails together, so restored parts must not stay in memory until
+    the last one.
+    """
     ids = [EPOCHS_PART, *range(1, 700), SESSIONS_ID, 900]
     parts = [(topic_id, b"part") for topic_id in ids]
     taken: list[list[int]] = []
     for some in recovery._some_parts(parts):
         taken.append([topic_id for topic_id, _ in some])
-        # The next part may be out already.
+        # The next part may already be taken.
         assert len(parts) in (len(ids) - sum(map(len, taken)) - at for at in (0, 1))
     assert [topic_id for some in taken for topic_id in some] == ids
     assert [EPOCHS_PART] in taken
@@ -229,7 +231,9 @@ async def test_sealed_records_are_not_taken_twice_when_no_snapshot_knows_the_seg
 async def test_seqs_that_a_head_jumped_over_stay_told_before_a_segment_no_snapshot_knows(
     has_snapshot: bool,
 ) -> None:
-    """The newer snapshot with the hole is damaged: the older one and the journal show it."""
+    """The newer snapshot with the hole is damaged; the older snapshot and the journal show the
+    hole.
+    """
     rig = Rig()
     await rig.append("t", 1, 2)
     await rig.checkpointer.take()
@@ -250,7 +254,7 @@ async def test_seqs_that_a_head_jumped_over_stay_told_before_a_segment_no_snapsh
     assert again is not None
     assert (again.log.head_seq, again.log.live_count) == (59, 11)
     assert again.log.holes == told
-    # Later jumps are again those of a head.
+    # Later jumps are again reported as jumps of the head.
     again.log.jump_head(70, LossReason.RESTART)
     assert again.log.holes == [*told, Hole(60, 70, LossReason.RESTART)]
 
@@ -352,13 +356,13 @@ async def test_a_missing_segment_refuses_start(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(segments, "open_topic", lambda topic_id, anchor=None: (report, []))
     with pytest.raises(StartRefused, match=r"0000000001\.data: a listed file is missing"):
         await Boot((1, created(1, "t")), segments=segments).run()
-    # Judged after replay: a topic dropped since needs no files.
+    # Files are checked after replay, because a topic dropped since then needs no files.
     dropped = Boot((1, created(1, "t")), (2, TopicDropped(1, "t", 1)), segments=segments)
     assert (await dropped.run()).folders_removed == 1
 
 
 async def flagged_after_capture() -> tuple[Rig, SnapshotImage]:
-    """A snapshot of eight sealed records, two of which got their flag on disk since."""
+    """A snapshot of eight sealed records; two of them got their flag on disk since then."""
     rig = Rig()
     await rig.append("t", *range(8))
     topic = rig.registry.find("t")
@@ -425,7 +429,7 @@ async def test_what_was_recovered_reads_as_before() -> None:
     assert seqs_of(page) == seqs_of(await rig.read("t")) == [2, 3, 4, 5]
 
 
-# -- what is no topic -----------------------------------------------------------------------
+# # -- snapshot parts that are no topics ------------------------------------------------------
 
 OPTIONS = SessionOptions([], 256, 262_144, 15_000, 6, False)
 
@@ -518,7 +522,9 @@ async def test_source_marks_are_collected_and_their_topics_ids_stay_used() -> No
 async def test_the_loop_does_other_things_while_much_is_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many entries are read at once, the time for applying them counts."""
+    """The time for applying entries limits a turn of the loop, however many entries were read at
+    once.
+    """
     clock = [0.0]
 
     def monotonic_ms() -> float:

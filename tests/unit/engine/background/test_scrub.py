@@ -20,7 +20,9 @@ FAST = ScrubRules(1 << 40, 1)
 
 
 class Sleeps:
-    """Stands in for the module's sleep: the clock moves at once. `slept`: seconds, in order."""
+    """Replaces the module's sleep: the clock moves at once. `slept`: the requested seconds, in
+    order.
+    """
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -53,7 +55,7 @@ def scrubber_of(rig: Rig, sleeps: Sleeps, rules: ScrubRules = FAST) -> Scrubber:
 
 
 async def passes(scrubber: Scrubber, count: int) -> None:
-    """Run until so many passes are over."""
+    """Run until this many passes have ended."""
     task = asyncio.get_running_loop().create_task(scrubber.run())
     while scrubber.metrics().passes < count:
         assert not task.done()
@@ -145,7 +147,7 @@ async def test_a_segment_that_cannot_be_read_is_counted(sleeps: Sleeps) -> None:
     ("rules", "least_ms", "most_ms"),
     [
         (ScrubRules(1 << 40, 1_000_000), 1_000_000, 100_000_000),
-        # 8 records of more than 64 bytes: the bound on bytes a second counts.
+        # There are 8 records of more than 64 bytes, so the bound on bytes a second decides.
         (ScrubRules(1, 1), 8 * 64 * 1000, 8 * 100 * 1000),
     ],
 )
@@ -249,5 +251,5 @@ async def test_many_topics_are_examined_in_slices(
     await sealed(rig, "last", 8)
     scrubber = scrubber_of(rig, sleeps)
     await passes(scrubber, 1)
-    # Four slices of seven topics, for the size and for the pass.
+    # Four slices of seven topics: once to compute the size, once for the pass.
     assert sleeps.slept.count(0) >= 8

@@ -237,7 +237,7 @@ async def test_a_topic_that_loses_records_all_the_time_keeps_no_other_waiting() 
 
 
 async def test_a_delete_is_synced_before_its_flag_is_set() -> None:
-    """The next start compares flags with deletes: one without the other counts as damage."""
+    """The next start compares flags with deletes: a flag without its delete counts as damage."""
     rig = Rig(is_prompt=False)
     appended = asyncio.ensure_future(rig.append("t", *range(8)))
     await asyncio.sleep(0)

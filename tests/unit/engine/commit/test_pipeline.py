@@ -278,7 +278,7 @@ def test_observers_of_jobs_hear_of_plain_appends_to_queues(desk: Desk) -> None:
 
 
 def noting_seqs(heard: list[int]) -> Observer:
-    """An observer that notes the first seq of each append it hears of."""
+    """An observer that notes the first seq of each append that it is called for."""
 
     def observe(lsn: int, entry: Entry, applied: Applied) -> None:
         assert isinstance(entry, RecordsAppended)
@@ -480,7 +480,7 @@ def test_an_ephemeral_topic_is_written_to_without_the_journal() -> None:
     assert len(desk.journal.submitted) == 1
 
 
-# -- what is no topic -----------------------------------------------------------------------
+# # -- entries that belong to no topic --------------------------------------------------------
 
 
 def opened(wid: str) -> SessionOpened:

@@ -1,4 +1,6 @@
-"""The ways to wait for a ticket: a future, a task and a callback hear of the same moment."""
+"""The ways to wait for a ticket: a future, a task and a callback are notified at the same
+moment.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ async def test_a_change_ends_the_waits_of_its_topic_only() -> None:
     await readers.begin(2, topic_id=1)
     await readers.begin(1, topic_id=2)
     readers.notifier.notify(1)
-    # Told twice, each goes on once.
+    # Although each is notified twice, it continues once.
     readers.notifier.notify(1)
     await asyncio.sleep(0)
     assert readers.ended == [0, 1]
@@ -93,7 +93,7 @@ async def test_callers_that_are_gone_hold_nobody_up() -> None:
         task.cancel()
     await readers.all_ended()
     assert readers.ended[-1] == 3 * ENDED_MAX - 1
-    # The next change ends waits at once, as ever.
+    # The next change ends waits at once, as usual.
     await readers.begin(1)
     readers.notifier.notify(1)
     await asyncio.sleep(0)

@@ -135,7 +135,7 @@ def test_walking_over_live_records_by_count_and_bytes() -> None:
 
 
 def naive_walk(log: Log, seq: int, count: int, weight: int) -> tuple[int, int, int]:
-    """`advance_live`, a record at a time."""
+    """The same as `advance_live`, but one record at a time."""
     walked = walked_bytes = 0
     behind = seq
     for run in log.runs:
@@ -410,7 +410,7 @@ def test_the_block_size_is_what_the_tests_assume() -> None:
 
 
 def test_damage_is_told_of_what_was_neither_evicted_nor_deleted() -> None:
-    """Otherwise the hole outlives its segment, which is dropped, and no file can heal it."""
+    """Otherwise the hole remains after its segment is dropped, and no file can ever close it."""
     driver = Driver()
     driver.append(*range(30))
     driver.seal()
@@ -450,7 +450,7 @@ def mixed_log() -> Log:
 )
 def test_seqs_as_a_list_die_like_seqs_as_arrays(seqs: list[int]) -> None:
     by_list, by_array = mixed_log(), mixed_log()
-    for done in (seqs[:2], seqs):  # the second time some are dead already
+    for done in (seqs[:2], seqs):  # in the second round some records are already dead
         column = np.array(done, np.int64)
         assert by_list.delete_seqs(done) == by_array.delete(column, column)
         assert kinds(by_list) == kinds(by_array)

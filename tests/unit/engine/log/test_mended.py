@@ -1,4 +1,4 @@
-"""Rows of a mended segment: what comes back, and what stays dead."""
+"""Rows of a mended segment: which records come back, and which stay deleted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_damaged_rows_are_live_again_and_deleted_ones_are_not() -> None:
     await rig.store.delete_seqs("t", [2])
     assert topic.note_damage(1, 0, 5) == 5
     rig.registry.recount(topic)
-    # Deleted while it is damaged.
+    # The record is deleted while it is damaged.
     await rig.store.delete("t", before_seq=3, match=None)
     assert (topic.log.live_count, rig.store.damaged_records) == (2, 5)
     index = rig.segments.kept[1][1]
@@ -81,7 +81,7 @@ async def test_a_mended_segment_stays_until_no_kept_snapshot_has_its_hole() -> N
 
 
 class Copies:
-    """An archive; `fails`: how often it cannot be read."""
+    """An archive; `fails`: the number of reads that fail."""
 
     def __init__(self, rig: Rig, fails: int) -> None:
         self.rig = rig

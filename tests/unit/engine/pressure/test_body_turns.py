@@ -1,4 +1,4 @@
-"""Bodies are decoded a few in a turn of the loop, and rest after a turn that took long."""
+"""A turn of the loop decodes a few bodies; after a turn that took long, decoding pauses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Turns:
 
 
 async def begun(sizes: list[int]) -> tuple[BodyTurns, Turns]:
-    """All of these bodies at once, and the turns in which each began."""
+    """Decode all these bodies at once; returns the turn in which each began."""
     bodies, turns = BodyTurns(), Turns()
 
     async def body(size: int) -> None:
@@ -98,7 +98,7 @@ async def test_small_bodies_do_not_wait_for_a_rest(monkeypatch: pytest.MonkeyPat
     await bodies.turn(MIB)
     now[0] += 400.0
     await asyncio.sleep(0)
-    # The rest ends when the test says so, behind the small ones.
+    # The pause ends when the test says so, after the small bodies.
     large = asyncio.ensure_future(body(MIB))
     for _ in range(3):
         await body(100)

@@ -151,7 +151,7 @@ def test_whoever_honours_retry_after_is_served_within_a_bounded_number_of_tries(
     flood = [Client("flood", 1000, 1000.0) for _ in range(600)]
     honest = [Client(f"honest-{n}", 1000 - 100 * n, 1000.0) for n in range(21)]
     simulate([*flood, *honest], per_ms=1.0, for_ms=10_000.0)
-    # In 250 ms the fair share serves 25 of 22 topics.
+    # In 250 ms the fair share serves 25 requests, and there are 22 topics.
     assert max(client.most_tries + client.tries for client in honest) <= 3
     assert min(client.served for client in honest) >= 10_000 // FAIR_EVERY // 30
     taken = sum(client.served for client in (*flood, *honest))
@@ -160,7 +160,9 @@ def test_whoever_honours_retry_after_is_served_within_a_bounded_number_of_tries(
 
 
 def test_tickets_that_are_kept_bound_the_tries_where_there_are_more_topics_than_turns() -> None:
-    """Ten times as many topics as the share serves within the longest wait of one request."""
+    """There are ten times as many topics as the fair share serves within the longest wait of one
+    request.
+    """
     flood = [Client("flood", 1000, 0.0) for _ in range(300)]
     honest = [Client(f"honest-{n}", 0, 1000.0) for n in range(250)]
     simulate([*flood, *honest], per_ms=1.0, for_ms=20_000.0)

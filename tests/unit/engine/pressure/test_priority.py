@@ -1,4 +1,4 @@
-"""The effective priority: manual, or fading with the last read."""
+"""The effective priority: set by hand, or falling with the time since the last read."""
 
 from __future__ import annotations
 

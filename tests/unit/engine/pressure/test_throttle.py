@@ -1,4 +1,6 @@
-"""The throttle: pressure begins and ends; under it slices, refusals, and a few that do not wait."""
+"""The throttle: when pressure begins and ends; under pressure slices, refusals, and requests that
+do not wait.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def test_pressure_comes_with_lag_and_goes_when_it_is_easy() -> None:
 async def test_pressure_is_over_though_some_have_just_taken_a_place(
     throttle: Throttle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dozen clients that retry at once keep some of them taken at every look."""
+    """A dozen clients that retry at once occupy some places at every check."""
     now = [0.0]
     monkeypatch.setattr(module, "monotonic_ms", lambda: now[0])
     seen = []
@@ -148,12 +150,14 @@ async def test_no_turn_of_the_loop_begins_more_than_a_slice(
 
 
 def is_short(throttle: Throttle) -> bool:
-    """Whether the turns are short; asked anew each time."""
+    """Whether the turns are short; evaluated anew each time."""
     return throttle.has_urgent
 
 
 async def slice_of(throttle: Throttle, now: list[float]) -> int:
-    """How many appends of an eighth of a ms one turn begins of many that wait."""
+    """The number of appends that one turn begins, of many that wait and take an eighth of a ms
+    each.
+    """
     began: list[int] = []
     turn = [0]
 
@@ -186,12 +190,12 @@ async def test_turns_are_longer_while_nothing_urgent_comes(
             while throttle.wait_queue.pop(now[0]) is not None:
                 pass
 
-    # Nobody knows yet what will come.
+    # The throttle cannot know yet which requests will come.
     assert await slice_of(throttle, now) == 2
     ticks(module._URGENT_TICKS + 1)
     assert not is_short(throttle)
     assert await slice_of(throttle, now) == 8
-    # One urgent request, and turns are short again, for a while.
+    # After one urgent request the turns are short again for a while.
     throttle.enqueue("urgent", 1).over = lambda: None
     assert is_short(throttle)
     await turns()
@@ -211,7 +215,7 @@ async def test_what_passes_those_who_wait_is_urgent_if_it_is_more_so_than_most(
     throttle._urgent_ticks = 0
     await turns(30)
     throttle.enqueue("bulk", 1).over = lambda: None
-    # As urgent as most, beside one that is less so.
+    # A request as urgent as most, beside a less urgent one.
     assert throttle.passes("other")
     assert not is_short(throttle)
     assert throttle.passes("urgent")

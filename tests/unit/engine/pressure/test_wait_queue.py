@@ -194,7 +194,9 @@ def test_one_place_in_ten_is_of_the_topic_that_was_served_longest_ago() -> None:
 
 
 def test_a_flood_sheds_its_own_requests_and_not_less_urgent_ones() -> None:
-    """Before, the least urgent of all were shed: requests beside a flood were refused."""
+    """In an earlier build the least urgent requests of all topics were shed, so a flood caused
+    refusals for others.
+    """
     lot = wait_queue(max_bytes=1000)
     quiet = [put(lot, -1000, 10, topic=f"quiet-{number}") for number in range(20)]
     flood = [put(lot, 900, 100, topic="flood") for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Exact seqs: read wherever they are stored, deleted once however many callers ask."""
+"""Exact seqs: read wherever they are stored, and deleted once however many callers request it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ RARE = TagLeaf((TagMatch("rare"),))
 
 
 class CountedOffload(NowOffload):
-    """How many calls went off the loop."""
+    """Counts the calls that ran off the loop."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -39,7 +39,7 @@ class CountedOffload(NowOffload):
 
 
 class Bench:
-    """Sealed records, every hundredth of them rare, and what was read of them."""
+    """Sealed records, every hundredth of them rare; notes which rows were read."""
 
     def __init__(self, segment_records: int) -> None:
         rules = msgspec.structs.replace(RULES, max_records=segment_records)
@@ -86,7 +86,7 @@ async def test_rare_rows_are_read_alone_and_in_one_call() -> None:
     assert seqs_of(page) == list(range(100, 1001, 100))
     assert bench.offload.calls == 1, "it searches and reads"
     assert bench.rows == [(seq - 1, seq) for seq in range(100, 1001, 100)]
-    # Backwards as well.
+    # The same holds for a descending read.
     bench.rows.clear()
     asked = BackwardRequest(RECORDS + 1, 0, 3, PAGE_BYTES_MAX)
     found = await bench.rig.store.read_backward("t", asked, RARE)
@@ -104,7 +104,7 @@ async def test_rows_of_a_group_in_memory_are_cut_out_of_it() -> None:
     page = await bench.read()
     assert seqs_of(page) == list(range(100, 1001, 100))
     assert bench.rows == [(99, 100), (199, 200)], "the first group was not read before"
-    # Rows that were read alone leave the other reads as they were.
+    # Reading single rows does not change the cost of other reads.
     bench.rows.clear()
     await bench.rig.read("t")
     assert bench.rows == [(0, 256)]
@@ -144,7 +144,7 @@ async def test_segments_are_searched_as_far_as_there_are_not_enough() -> None:
     assert [row[0] + 1 for row in bench.rows[-10:]] == [
         each - 256 * ((each - 1) // 256) for each in range(100, 1001, 100)
     ]
-    # Backwards it ends as early.
+    # A descending read ends as early.
     for before, expected in ((RECORDS + 1, [4]), (700, [3, 2])):
         searched.clear()
         asked = BackwardRequest(before, 0, 3, PAGE_BYTES_MAX)
@@ -162,7 +162,7 @@ async def test_damage_among_rare_rows_is_told_as_ever() -> None:
     assert page.gap is not None
     assert (page.gap.gap_from, page.gap.gap_to, page.gap.reason) == (300, 300, LossReason.DAMAGED)
     assert seqs_of(page) == list(range(400, 1001, 100))
-    # Damage of others concerns no page that does not show them.
+    # Damage of other records does not affect pages that do not show them.
     bench.rig.segments.damaged[topic.topic_id, 1] = (400, 498)
     page = await bench.read(from_seq=300)
     assert (seqs_of(page), page.gap) == (list(range(400, 1001, 100)), None)
@@ -175,7 +175,7 @@ async def test_no_more_is_read_with_a_search_than_the_page_may_have() -> None:
     request = ReadRequest(0, 10, 1, filter=RARE)
     assert seqs_of(await bench.rig.store.read("t", request)) == [100]
     assert bench.rows == [(99, 100)]
-    # Deleted rows and those in front of the cursor are no rows of the page.
+    # Deleted rows, and rows before the cursor, are not on the page.
     await bench.rig.store.delete_seqs("t", [400])
     bench.rows.clear()
     assert seqs_of(await bench.read(limit=3, from_seq=299)) == [300, 500, 600]
@@ -184,7 +184,7 @@ async def test_no_more_is_read_with_a_search_than_the_page_may_have() -> None:
 
 
 class Meddler(CountedOffload):
-    """Does something to the topic before the first call comes back."""
+    """Changes the topic before the first call returns."""
 
     def __init__(self, meddle: Callable[[], Awaitable[object]]) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Meddler(CountedOffload):
 async def test_a_topic_that_is_made_again_during_a_search_is_searched_anew(
     is_backward: bool,
 ) -> None:
-    """Its segments have the ids of the old ones."""
+    """The new topic's segments have the same ids as the old ones."""
     bench = Bench(RECORDS)
     await bench.fill()
 
@@ -249,7 +249,7 @@ async def test_a_topic_that_is_dropped_during_a_read_is_not_found(kind: str) -> 
 
 
 class Early(Meddler):
-    """Does it before the first call begins."""
+    """Changes the topic before the first call begins."""
 
     async def run(self, call: Callable[[], T]) -> T:
         if self.meddle is not None:

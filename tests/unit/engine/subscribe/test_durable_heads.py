@@ -109,7 +109,7 @@ async def test_an_ephemeral_record_waits_behind_one_that_is_to_be_synced() -> No
 
 
 async def test_an_entry_applied_by_the_same_sync_hides_no_move() -> None:
-    """Example: a reservation of seqs. It notifies no reader, so the sync has to."""
+    """For example a reservation of seqs notifies no reader, so the sync has to."""
     strong = Strong()
     topic = await strong.begin()
     strong.heads.follow(topic)

@@ -97,7 +97,7 @@ async def test_a_stream_is_journaled_when_it_begins_and_with_its_positions_when_
 
 
 async def test_a_takeover_says_where_it_starts_and_its_forerunner_says_nothing() -> None:
-    """A checkpoint may have the older stream's position, which may be ahead of the newer one's
+    """A checkpoint may have the older stream's position, which may be ahead of the newer stream's
     start.
     """
     desk = Desk()

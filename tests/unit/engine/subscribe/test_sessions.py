@@ -352,7 +352,7 @@ OWNER: Final = "3c0a9f9d0c5e4c1f8a2b7d6e5f403122"
 
 
 def golden_part() -> SessionsPart:
-    """A part with all that a session may have."""
+    """A part with every field that a session may have."""
     first, second = GOLDEN.sessions
     first = replace(first, owner=OWNER, prefixes=("orders.", ""))
     second = replace(second, filter='["Not", "sent"]', acks={"jobs": "billing"})
@@ -450,7 +450,7 @@ def test_bytes_that_are_no_sessions_are_refused(part: bytes, words: str) -> None
 
 
 class Plain:
-    """The plain state of a session. `is_noted`: storage knows that it has a stream."""
+    """The plain state of a session. `is_noted`: storage has noted that the session has a stream."""
 
     def __init__(self, ts: int) -> None:
         self.seq = 0
@@ -574,7 +574,7 @@ class SessionsAgainstADict(RuleBasedStateMachine):
             assert session is not None
             seq = session.cursors["t"].seq
             if plain.streams and not is_clean:
-                # The position at the capture, or at the end of a later stream: one of the two.
+                # The position is that of the capture, or of the end of a later stream.
                 journaled = [
                     entry.cursors[0].seq
                     for _, entry in entries

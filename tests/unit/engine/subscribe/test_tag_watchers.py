@@ -1,4 +1,4 @@
-"""`tag_watchers`: who is woken by which tags, and where everybody stands afterwards."""
+"""`tag_watchers`: which tags wake which readers, and the position of each reader afterwards."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def test_only_the_readers_of_a_new_tag_are_woken() -> None:
     readers = [followed.joined(tag(f"t{number}")) for number in range(1000)]
     followed.append("t7", None, "x", "t7", "t31")
     assert set(followed.advance()) == {readers[7], readers[31]}
-    # They go on in front of the records, all others behind them.
+    # These readers continue before the records, all others after them.
     assert {each.cursor.seq for each in (readers[7], readers[31])} == {0}
     assert {each.cursor.seq for each in readers if each.cursor.shared_cursor} == {5}
     assert len(followed.watchers.members) == 998
-    # They read, and come back.
+    # The readers read, and wait again.
     readers[7].cursor.seq = 5
     assert followed.watchers.add(readers[7])
     readers[31].cursor.seq = 4
@@ -164,7 +164,9 @@ def test_everybody_is_looked_at_when_many_records_were_skipped(
 
 
 def test_whoever_wants_a_record_is_woken_before_it() -> None:
-    """Against a plain filter, over random filters and records, in steps of many blocks."""
+    """The result is compared with a plain filter, over random filters and records, in steps of many
+    blocks.
+    """
     dice = random.Random(3)
     labels = ["a", "ab", "abc", "b", "ba", "c", None]
 

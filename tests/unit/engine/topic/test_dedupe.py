@@ -73,7 +73,7 @@ def test_keys_of_records_are_found_as_keys_of_calls_are() -> None:
     keys.stage("b:4", 11, 1, lsn=9)
     names = ["b:1", "b:2", "b:3", "call", "b:4", "b:0"]
     assert keys.find_each(names, 100, 60) == ([9, 0, 10, 5, 11, 8], 9)
-    # The call's window has passed at 100, the first batch's at 150; what is in flight stays.
+    # The call's window ends at 100, the first batch's at 150; keys in flight stay.
     assert keys.find_each(names, 100, 100) == ([9, 0, 10, 0, 11, 8], 9)
     assert keys.find_each(names, 100, 150) == ([0, 0, 10, 0, 11, 0], 9)
     assert keys.find("b:1", 100, 60) == Duplicate(9, 1)
@@ -100,7 +100,7 @@ def test_a_batch_may_have_more_keys_than_are_remembered(monkeypatch: pytest.Monk
 
 
 class _Visited(dict[str, tuple[int, int, int]]):
-    """Counts iterators, which pass the places of all items that were removed before."""
+    """Counts iterators, because an iterator passes the places of all removed items."""
 
     iterators = 0
 
@@ -111,7 +111,9 @@ class _Visited(dict[str, tuple[int, int, int]]):
 
 @pytest.mark.parametrize("is_restored", [False, True])
 def test_a_call_after_a_pause_lets_go_a_bounded_number_of_keys(*, is_restored: bool) -> None:
-    """The others go with later calls, and count no more meanwhile; none is let go too early."""
+    """Later calls remove the other keys, which no longer count meanwhile; no key is removed too
+    early.
+    """
     keys = KeyMemory()
     names = [f"k{number}" for number in range(2_000)]
     if is_restored:
@@ -132,7 +134,9 @@ def test_a_call_after_a_pause_lets_go_a_bounded_number_of_keys(*, is_restored: b
 
 
 def test_places_of_keys_that_are_gone_are_given_back() -> None:
-    """A topic that uses keys for years keeps places of those in the window, and few others."""
+    """A topic that uses keys for years keeps places for the keys in the window, and for few
+    others.
+    """
     keys = KeyMemory()
     for number in range(20_000):
         keys.remember(f"k{number}", number, 1, ts=number, window_ms=100)

@@ -1,4 +1,6 @@
-"""Producers of one topic: next, repeated, fenced, gaps; and which are forgotten when."""
+"""Producers of one topic: next, repeated and fenced requests, gaps; and when a producer is
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_beyond_the_bound_a_new_producer_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_is_that_of_a_plain_list_of_requests(seed: int) -> None:
-    """Requests in flight, applied in order, undone as a suffix; the list decides which count."""
+    """Requests are in flight, applied in order, or undone as a suffix; a plain list decides which
+    of them count.
+    """
     chance = random.Random(seed)
     producers = Producers()
     applied: list[ProducerStamp] = []
@@ -169,7 +173,7 @@ def test_many_producers_in_turn_cost_no_more_than_few() -> None:
             for stamp in stamps:
                 producers.accept(stamp, 1, 1, 0)
             times.append(time.perf_counter() - began)
-        # The last ones, after most have moved.
+        # The last producers, after most have moved to the end.
         return min(times[-5:])
 
     assert best_of(100_000, 70_000) < 10 * best_of(16, 10_000)

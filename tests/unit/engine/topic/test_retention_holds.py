@@ -68,7 +68,7 @@ def test_caps_wait_for_a_consumer_up_to_its_records() -> None:
     driver.append(*[0] * 7)
     assert seqs_of(driver.read()) == list(range(1, 11))
     assert held(driver, 0) == 7
-    # Then the oldest records go, as with a cap of ten.
+    # Then the oldest records are evicted, as with a cap of ten.
     assert floor_of(driver, 0, 0) == Floor(3, LossReason.CAP)
 
 

@@ -129,7 +129,7 @@ def test_a_drop_under_way_is_told_from_other_control() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_kept_is_what_would_be_counted(seed: int) -> None:
-    """For any order of entries that join, are applied and are undone."""
+    """The kept totals are right for any order in which entries are added, applied and undone."""
     rng = random.Random(seed)
     staging, live = Staging(), list[Staged]()
     lsn, head, applied_floor, floor = 0, 0, 0, 0

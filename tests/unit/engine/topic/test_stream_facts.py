@@ -106,7 +106,7 @@ def test_a_step_changes_only_what_it_names() -> None:
     closed = with_(facts, is_closed=True, closed_by=STAMP)
     assert stepped(facts, StreamStep(None, True), STAMP) == closed
     assert stepped(facts, StreamStep(None, True), None) == with_(facts, is_closed=True)
-    # The producer that closed it stays the one that closed it.
+    # The stream keeps the producer that first closed it.
     assert stepped(closed, StreamStep(), None) == closed
 
 

@@ -437,7 +437,9 @@ def test_heads_jump_when_seqs_may_be_lost(
 
 
 def test_a_restart_tells_all_of_an_ephemeral_topic_whatever_the_journal_still_knows() -> None:
-    """Its first append is journaled, and so is a delete of it; a snapshot tells seqs 1 to head."""
+    """The topic's first append is journaled, and so is a delete of it; a snapshot reports seqs 1 to
+    the head as lost.
+    """
     driver = Driver(TopicConfig(durability=Durability.EPHEMERAL))
     appended(driver, 1)
     assert driver.delete(before_seq=2) == 1
@@ -478,7 +480,9 @@ def test_dropping_segments_forgets_their_pending_flips() -> None:
 
 
 def test_an_idle_topic_is_small() -> None:
-    """A store may have a hundred thousand topics: what few of them need is made when needed."""
+    """A store may have a hundred thousand topics, so parts that few topics need are created on
+    demand.
+    """
     config = TopicConfig()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

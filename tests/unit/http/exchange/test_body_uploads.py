@@ -129,7 +129,8 @@ async def test_a_refused_upload_may_go_on_for_a_while_and_no_longer() -> None:
         clock.now += 1
         lasted += 1
         protocol.data_received(b"x")
-    # As long as bytes arrive, then as long as for any connection that was told to close.
+    # The connection stays open as long as bytes arrive, and then as long as any connection that the
+    # server is closing.
     assert LINGER_MS_MAX / 1000 <= lasted <= LINGER_MS_MAX / 1000 + WAITS.linger_s + 1
     protocol.connection_lost(None)
     again: Any = HttpConnection(config=side.config, server_state=side.uvicorn, app_state={})
@@ -169,7 +170,7 @@ async def test_many_connections_that_send_much_take_turns(monkeypatch: pytest.Mo
     assert several[0].flow.waits_turn
     await asyncio.sleep(0)
     assert not several[2].flow.waits_turn
-    # A complete body leaves the line.
+    # A complete body leaves the queue of uploads.
     body = b'{"records":[%b{"data":1}]}' % PIECE
     protocol, wire = side.connect()
     protocol.data_received(request(body)[:200])
@@ -186,7 +187,7 @@ async def test_many_connections_that_send_much_take_turns(monkeypatch: pytest.Mo
 async def test_uploads_over_their_share_of_the_budget_are_read_in_small_shares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However much the clients have sent, a turn of the loop takes one share of all of them."""
+    """However much the clients have sent, a turn of the loop reads one share in total."""
     monkeypatch.setattr(connection, "FEW", 0)
     side = await side_of(4 * MIB)
     door = side.state.upload_turns = UploadTurns(side.state.uploads)
@@ -217,7 +218,8 @@ async def test_uploads_over_their_share_of_the_budget_are_read_in_small_shares(
     assert max(grown) <= SHARE_BYTES, "a turn reads one share"
     assert sum(grown) >= 2 * SHARE_BYTES, "and they go on"
     assert all(protocol.flow.waits_turn for protocol in several)
-    # Nothing more comes: the time for the rest of the body runs, as if they were read.
+    # The client sends nothing more: the timeout for the rest of the body runs, as if the connection
+    # were being read.
     for _ in range(60):
         loop_s += VAIN_REST_S
         await asyncio.sleep(0)
@@ -233,7 +235,7 @@ async def test_uploads_over_their_share_of_the_budget_are_read_in_small_shares(
 
 
 async def test_a_long_body_out_of_the_read_scheduler_on_a_used_connection_is_answered() -> None:
-    """Before, more than 256 KiB of it counted as bytes after the previous request."""
+    """In an earlier build more than 256 KiB of it counted as bytes after the previous request."""
     side = await side_of(0)
     read_scheduler = side.state.read_scheduler = ReadScheduler(turn_ms=0.0)
     protocol, wire = side.connect()

@@ -1,4 +1,4 @@
-"""A head that was parsed before is not parsed again, and means the same."""
+"""A head that was parsed before is not parsed again, and has the same meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def side_of(**settings: Any) -> tuple[Side, list[bytes]]:
-    """A server with a topic, and what its connection's parser is given."""
+    """A server with a topic, and the bytes that its connection's parser gets."""
     side = Side(HttpConnection, **settings)
     await side.create()
     return side, parsed_by(side.protocol)
@@ -88,14 +88,16 @@ async def test_a_known_head_with_another_reception_goes_to_the_parser() -> None:
     for sent in (one, get):
         side.protocol.data_received(sent)
         await turns()
-    # A part of its body, its rest, two at once, and more behind a request without a body.
+    # A part of a body, its rest, two requests at once, and further bytes after a request without a
+    # body.
     for sent in (one[:-5], one[-5:], one + one, get + b"G", get[1:]):
         del parsed[:]
         side.protocol.data_received(sent)
         await turns()
         assert b"".join(parsed) == sent
     assert statuses(side.wire) == [200] * 7
-    # Behind a request in the middle of which it comes, it is a part of that request's body.
+    # If the same bytes come in the middle of another request, they are a part of that request's
+    # body.
     body = b'{"records":[{"data":1}]}'.ljust(len(one) + 30)
     head = request(body)[: -len(body)]
     side.protocol.data_received(head + body[:30])
@@ -169,7 +171,8 @@ async def test_heads_of_both_kinds_are_bounded_and_forgotten_together(
 
 async def test_a_known_head_waits_a_moment_for_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     side, parsed = await side_of()
-    # On a busy machine the moment passes between two pieces: the loop's time stands still.
+    # The loop's clock stands still, because on a busy machine the moment would pass between two
+    # pieces.
     now = asyncio.get_running_loop().time()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     one = request(APPEND)
@@ -183,7 +186,7 @@ async def test_a_known_head_waits_a_moment_for_its_body(monkeypatch: pytest.Monk
     assert statuses(side.wire) == [200, 200, 200]
     assert parsed == [one]
     assert side.protocol._early is None
-    # A body in pieces, and a request behind the body.
+    # A body in pieces, and a request after the body.
     for sent in (head, body[:3], body[3:], head, body + one):
         side.protocol.data_received(sent)
         await turns()
@@ -215,7 +218,7 @@ async def test_a_known_head_without_a_body_is_parsed_after_all() -> None:
     side.protocol.data_received(body)
     await turns()
     assert statuses(side.wire) == [200, 200]
-    # The server goes down: what has begun is answered.
+    # The server stops: requests that have begun get their answers.
     side.protocol.data_received(head)
     side.protocol.shutdown()
     assert parsed == [one, head, body, head]

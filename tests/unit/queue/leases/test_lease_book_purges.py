@@ -1,4 +1,4 @@
-"""Deletes of many jobs at once: the same book as by one delete each, in a few steps."""
+"""One delete of many jobs gives the same book as one delete for each job, in a few steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBS = 60
 
 
 def _busy_desk(seed: int, *, is_moving: bool = True) -> Desk:
-    """A queue with jobs in every state, in the same one for the same seed."""
+    """A queue with jobs in every state; the same seed gives the same queue."""
     rng = random.Random(f"purges {seed}")
     desk = Desk(JOBS)
     book = desk.book
@@ -51,9 +51,8 @@ def _busy_desk(seed: int, *, is_moving: bool = True) -> Desk:
 
 
 def _told(desk: Desk, *, is_settled: bool = True) -> list[Any]:
-    """The counts of the book, now and later, until nothing is left to claim.
-
-    `is_settled`: no deleted job is left in it; else it may wake too early for one.
+    """The counts of the book, now and later, until nothing is left to claim. `is_settled`: the book
+    holds no deleted job; otherwise it may wake too early for a deleted job.
     """
     book = desk.book
     told: list[Any] = [
@@ -93,7 +92,9 @@ def _delete_at_once(desk: Desk, seqs: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_many_deletes_at_once_are_as_one_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By ranges and by scattered seqs, of a few jobs, of most and of all; when all is forgotten."""
+    """The deletes name ranges or scattered seqs of a few jobs, of most or of all; compared once all
+    deleted jobs are forgotten.
+    """
     monkeypatch.setattr(kept_jobs, "FREED_JOBS", 10)
     gone = _deleted(seed)
     one, many = _busy_desk(seed), _busy_desk(seed)
@@ -109,7 +110,7 @@ def test_many_deletes_at_once_are_as_one_each(seed: int, monkeypatch: pytest.Mon
 def test_deleted_jobs_that_are_still_there_are_seen_by_nobody(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same answers, at every stage of the forgetting."""
+    """The answers are the same while the deleted jobs are being forgotten."""
     monkeypatch.setattr(kept_jobs, "FREED_JOBS", 3)
     gone = _deleted(seed)
     one = _busy_desk(seed, is_moving=False)
@@ -128,7 +129,9 @@ def test_deleted_jobs_that_are_still_there_are_seen_by_nobody(
 
 
 def test_nobody_holds_or_moves_a_deleted_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acks, nacks, extends, moves and ends of streams skip what is deleted and still there."""
+    """Acks, nacks, extends, moves and ends of streams skip deleted jobs that are not forgotten
+    yet.
+    """
     monkeypatch.setattr(kept_jobs, "FREED_JOBS", 3)
     desk = Desk(60)
     desk.claim(40, connection=5)
@@ -152,7 +155,7 @@ def test_nobody_holds_or_moves_a_deleted_job(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_second_delete_may_name_what_the_first_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges that overlap: each job leaves once."""
+    """The ranges overlap, and each job is removed once."""
     monkeypatch.setattr(kept_jobs, "FREED_JOBS", 4)
     desk = Desk(60)
     desk.claim(50)
@@ -193,7 +196,7 @@ def _leased(jobs: int) -> Desk:
 
 
 def _calls(work: Callable[[], object]) -> int:
-    """Calls of functions, of Python and of C, that this work takes."""
+    """The number of function calls, in Python and in C, that this work takes."""
     calls = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -209,7 +212,7 @@ def _calls(work: Callable[[], object]) -> int:
 
 
 def test_a_purge_takes_as_many_steps_for_many_jobs_as_for_few() -> None:
-    """The jobs are freed by later calls, each a bounded number of them."""
+    """Later calls free the jobs, each a bounded number of them."""
     steps = set()
     for jobs in (2_000, 20_000):
         desk = _leased(jobs)
@@ -230,7 +233,9 @@ def _scattered(jobs: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint64]]]:
 
 
 def test_a_delete_of_a_part_takes_as_many_steps_for_many_jobs_as_for_few() -> None:
-    """By tag and by seq; later calls forget the jobs, each a bounded number of them."""
+    """The deletes are by tag and by seq; later calls forget the jobs, each a bounded number of
+    them.
+    """
     deletes = set()
     for jobs in (4_000, 20_000):
         for is_scattered in (True, False):
@@ -252,7 +257,7 @@ def test_a_delete_of_a_part_takes_as_many_steps_for_many_jobs_as_for_few() -> No
 
 
 def test_later_calls_free_what_a_purge_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each looks at the queue, or any other one, and frees a bounded number."""
+    """Each call, for this queue or any other, frees a bounded number of jobs."""
     monkeypatch.setattr(kept_jobs, "FREED_JOBS", 10)
     monkeypatch.setattr(rubbish, "FREED_JOBS", 10)
     table = Table(SOFT, SOFT)
@@ -269,7 +274,7 @@ def test_later_calls_free_what_a_purge_left(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_turns_of_the_loop_free_what_no_call_does() -> None:
-    """One call is under way at a time, and the last one asks for no other."""
+    """One call is scheduled at a time, and the last one schedules no other."""
     asked: list[Callable[[], None]] = []
     left = rubbish.Rubbish()
     left.soon = asked.append

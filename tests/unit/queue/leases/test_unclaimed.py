@@ -67,7 +67,9 @@ def test_delayed_jobs_wait_and_the_cursor_leaps_over_them() -> None:
 
 
 def test_a_claim_in_the_middle_of_delayed_ones_forgets_none() -> None:
-    """Replay of a claim: the cursor has not looked, and the job's time has not come here."""
+    """Replay of a claim: the cursor has not passed these jobs yet, and the claimed job is not due
+    by this clock.
+    """
     unclaimed = UnclaimedJobs()
     for seq in (3, 4, 5):
         unclaimed.delay(seq, 50)
@@ -79,7 +81,7 @@ def test_a_claim_in_the_middle_of_delayed_ones_forgets_none() -> None:
 
 
 def test_delays_may_come_out_of_order() -> None:
-    """A snapshot's jobs that were being moved come last."""
+    """In a snapshot the jobs that were being moved come last."""
     unclaimed = UnclaimedJobs()
     for seq in (7, 8, 5, 1):
         unclaimed.delay(seq, 50)

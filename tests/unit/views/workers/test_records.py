@@ -71,7 +71,7 @@ def test_records_arrive_as_they_were_appended(rows: list[Row], data: st.DataObje
 
 
 def test_payloads_stay_behind_where_no_statement_needs_them() -> None:
-    """The rest of the records arrives."""
+    """The other fields of the records arrive."""
     page = _page(Piece(_block(5, [(b'"x"', b"{}", "t", None)] * 4), [1, 3]))
     batch = _batch(page, with_payloads=False)
     assert sum(len(piece.block) for piece in batch.pieces) < 120
@@ -111,7 +111,9 @@ def test_a_batch_that_lacks_records_is_no_batch() -> None:
 def test_a_statement_gets_the_parameters_that_it_names(
     tmp_path: Path, apply: str, needs_payloads: bool, rows: list[tuple[object, ...]]
 ) -> None:
-    """In whatever order and spelling, several statements too; a string is no parameter."""
+    """That holds for any order and spelling and for several statements; a string is no
+    parameter.
+    """
     definition = make_definition(
         schema="CREATE TABLE t (a, b)",
         apply=apply,

@@ -33,7 +33,7 @@ def _defined(apply: str, schema: str = _TABLE) -> ViewDefinition:
 
 
 def batch(*datas: bytes, from_seq: int = 0, lsn: int = 0) -> Batch:
-    """Records of JSON behind `from_seq`."""
+    """Records of JSON after `from_seq`."""
     count = len(datas)
     nothing: list[str | None] = [None] * count
     times = array("q", [1_700_000_000_000] * count)
@@ -126,7 +126,7 @@ _APPLIES = [
 
 @pytest.mark.parametrize("sql", _APPLIES)
 def test_apply_cannot(tmp_path: Path, sql: str) -> None:
-    """SqlRefused when it is defined, or at the first record; the file is as it was."""
+    """The definition or the first record raises SqlRefused; the file stays unchanged."""
     with pytest.raises((TopicsError, RefusedSql, FailedRecord)):
         _defined_and_applied(tmp_path / "1.db", sql)
 
@@ -169,7 +169,7 @@ _SCHEMAS = [
 
 @pytest.mark.parametrize("sql", _SCHEMAS)
 def test_schema_cannot(sql: str) -> None:
-    """SqlRefused when it is defined."""
+    """The definition raises SqlRefused."""
     with pytest.raises((TopicsError, RefusedSql)):
         check_definition(_defined("SELECT 1", schema=f"{_TABLE}; {sql}"))
 
@@ -249,7 +249,7 @@ _QUERIES = [
 
 @pytest.mark.parametrize("sql", _QUERIES)
 def test_a_query_cannot(view: str, sql: str) -> None:
-    """SqlRefused, or ended at its limit."""
+    """The query raises SqlRefused, or ends at its limit."""
     assert isinstance(_asked(view, sql), SqlRefused)
 
 
@@ -271,7 +271,7 @@ def test_a_query_cannot(view: str, sql: str) -> None:
     ],
 )
 def test_a_query_that_does_not_select_is_refused_at_once(sql: str) -> None:
-    """400 before any process sees it."""
+    """The answer is 400 before any process gets the query."""
     with pytest.raises(TopicsError):
         one_query(sql, "sql")
 
@@ -301,7 +301,7 @@ def test_a_query_can(view: str, sql: str, rows: bytes) -> None:
 
 @pytest.mark.parametrize("value", ["zeroblob(2000000)", "hex(zeroblob(1000000))"])
 def test_an_answer_holds_no_more_rows_than_it_shows(view: str, value: str) -> None:
-    """Large values are the database's only one row at a time, whatever the answer may have."""
+    """The database holds the large values of one row at a time, however large the answer may be."""
     numbers = "WITH n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 60)"
     sql = f"{numbers} SELECT {value} FROM n"
     for max_bytes in (1_000, 3_000_000):
@@ -323,7 +323,7 @@ def test_an_answer_holds_no_more_rows_than_it_shows(view: str, value: str) -> No
 
 
 def test_a_query_behind_a_refused_one_is_answered(view: str) -> None:
-    """What was compiled for the server is not found by a user's text, nor the other way round."""
+    """A user's text never reuses a statement compiled for the server, nor the other way round."""
     querier = Querier()
     for sql in ("SELECT * FROM _topics_view", "ROLLBACK", "SELECT a FROM t"):
         answer = querier.answer(ViewQuery(view, sql, {}, 500, 100, 100_000))

@@ -1,4 +1,4 @@
-"""`view_file` and `judge.is_ahead`: positions, failures, and what a file says of itself."""
+"""`view_file` and `judge.is_ahead`: positions, failures, and the position recorded in a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_a_batch_that_is_sent_twice_counts_once(path: str) -> None:
-    """Rows and position are one transaction: the second batch finds another position."""
+    """Rows and position change in one transaction, so the second batch finds another position."""
     file = ViewFile.create(path, _DEFINITION, "18446744073709551615", 3, max_bytes=_BYTES)
     file.apply(batch(b"1", b"2"))
     with pytest.raises(MovedError):
@@ -66,7 +66,7 @@ def test_what_precedes_a_failing_record_is_kept(path: str) -> None:
 
 @pytest.mark.parametrize("verb", ["INSERT OR ROLLBACK", "INSERT OR FAIL", "INSERT OR ABORT"])
 def test_a_statement_cannot_end_the_transaction(path: str, verb: str) -> None:
-    """OR ROLLBACK undoes the batch, never the position of what came before."""
+    """OR ROLLBACK undoes the batch, but never the position of earlier batches."""
     definition = make_definition(
         schema="CREATE TABLE t (a UNIQUE)",
         apply=f"{verb} INTO t VALUES (:data)",
@@ -109,20 +109,20 @@ def _facts(processed_seq: int, *gaps: tuple[int, int], lsn: int = 0) -> FileFact
     [
         (_facts(10), 10, [], False),
         (_facts(10), 9, [], True),
-        # The head jumped behind what the file processed, and nothing before it was lost.
+        # The head jumped after the records that the file processed, and no earlier record was lost.
         (_facts(10), 1000, [(11, 1000)], False),
-        # The jump began below: records that the file processed are gone.
+        # The jump began below the file's position: records that it processed are gone.
         (_facts(10), 1000, [(10, 1000)], True),
         (_facts(10), 20, [(3, 4)], True),
-        # The file met the hole when it read there.
+        # The file already passed the hole when it read there.
         (_facts(10, (3, 4)), 20, [(3, 4)], False),
         (_facts(10, (3, 8)), 20, [(5, 6)], False),
         (_facts(10, (3, 5)), 20, [(3, 6)], True),
-        # The file stands inside a hole that grew since, at its end.
+        # The file's position is inside a hole that grew at its end since then.
         (_facts(10, (3, 10)), 20, [(3, 15)], False),
         (_facts(10, (6, 10), (3, 5)), 20, [(3, 15)], False),
         (_facts(0), 1000, [(1, 1000)], False),
-        # The file reflects the log's last entry, and one that the log does not have any more.
+        # One file reflects the log's last entry, the other an entry that the log no longer has.
         (_facts(10, lsn=5), 10, [], False),
         (_facts(10, lsn=6), 10, [], True),
     ],
@@ -130,7 +130,7 @@ def _facts(processed_seq: int, *gaps: tuple[int, int], lsn: int = 0) -> FileFact
 def test_a_file_is_ahead_when_its_log_lost_what_it_processed(
     facts: FileFacts, head: int, holes: list[tuple[int, int]], expected: bool
 ) -> None:
-    """The rule that `kill -9` never shows: after a power cut the log may hold less."""
+    """`kill -9` never needs this rule: only after a power cut the log may hold fewer records."""
     lost = tuple(Hole(first, last, LossReason.RESTART) for first, last in holes)
     assert is_ahead(facts, LogFacts(head, 5, lost)) is expected
 

@@ -316,7 +316,9 @@ def test_golden_opening() -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_raw_frame_tells_what_its_entry_tells(name: str) -> None:
-    """Its own bytes, and the seqs, ids and epochs that a new history must not use again."""
+    """A raw frame has its own bytes, and the seqs, ids and epochs that a new history must not use
+    again.
+    """
     data = (VECTORS / f"{name}.frame").read_bytes()
     lsn, entry = GOLDEN[name]
     (frame,) = raw_frames(data, 0, len(data), 1, 64)
@@ -358,7 +360,7 @@ def test_a_raw_frame_whose_topic_cannot_be_read_is_told(name: str) -> None:
     ids=["kind 0", "kind 255", "format 0", "format 7", "extra beyond the frame", "lsn 0"],
 )
 def test_a_raw_frame_with_an_impossible_header_is_told(offset: int, value: bytes) -> None:
-    """As by `decode_frames`: the archive must not get what no restore can read."""
+    """As `decode_frames` does: the archive must not get a frame that no restore can read."""
     for name in ("topic_dropped", "records_appended"):
         data = (VECTORS / f"{name}.frame").read_bytes()
         wrong = data[:offset] + value + data[offset + len(value) :]
@@ -407,7 +409,9 @@ def test_an_append_of_the_first_format_is_as_it_always_was() -> None:
 
 
 def test_traces_are_refused_by_older_servers() -> None:
-    """A server before them would lose them: it knows append frames up to format 5, grammar 6."""
+    """A server from before traces would lose them: it reads append frames up to format 5, grammar
+    6.
+    """
     traced = (VECTORS / "records_appended_traced.frame").read_bytes()
     assert traced[5] == 6
     columns = (VECTORS / "records_appended_traced_columns.frame").read_bytes()
@@ -416,7 +420,7 @@ def test_traces_are_refused_by_older_servers() -> None:
 
 @pytest.mark.parametrize("name", ["source", "redrive", "delayed", "keyed"])
 def test_marks_delays_and_keys_are_refused_by_older_servers(name: str) -> None:
-    """Values that they would silently ignore have a format that they do not know."""
+    """Values that older servers would silently ignore have a format that they refuse."""
     data = (VECTORS / f"records_appended_{name}.frame").read_bytes()
     assert (data[5], data[FRAME_HEADER_BYTES]) == (2, 0x95)
 

@@ -95,7 +95,7 @@ def test_a_group_in_one_buffer_has_the_same_bytes(
 def test_groups_that_nobody_wants_are_verified_and_not_decoded(
     from_lsn: int, decoded: list[list[int]], passed: list[tuple[int, int] | None]
 ) -> None:
-    """A group with an opening is, and one without entries has none to pass over."""
+    """A group with an opening is decoded, and a group without entries has none to skip."""
     result = scan(FILE[64:], 64, FILE_ID, len(FILE), from_lsn)
     assert [[lsn for lsn, _ in group.entries] for group in result.groups] == decoded
     assert [group.passed for group in result.groups] == passed
@@ -136,7 +136,7 @@ def raw_scan(data: bytes, start: int) -> tuple[list[int], Scan]:
 def test_raw_groups_get_the_verdict_of_a_scan(
     is_small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever byte is wrong, and wherever the bytes end."""
+    """That holds whichever byte is wrong, and wherever the bytes end."""
     if not is_small:
         monkeypatch.setattr(groups, "_COPIED_BYTES_MAX", 0)
     wrong = [FILE]

@@ -21,7 +21,7 @@ from topics_server.wal.segments.salvage import rebuild_index
 
 NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 TRACE = b"\t00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-# As stored: nothing, an object, of bytes, of each with a trace.
+# Stored forms of `meta`: none, an object, that of a bytes record, and each with a trace.
 METAS = st.binary(max_size=5) | st.sampled_from([b' {"c":1}', TRACE, TRACE + b' {"c":1}'])
 RECORDS = st.lists(st.tuples(st.binary(max_size=30), METAS, NAMES, NAMES), min_size=1, max_size=40)
 
@@ -84,7 +84,7 @@ def test_rows_together_are_as_each_alone(
     records: list[tuple[bytes, bytes, str | None, str | None]],
     data: st.DataObject,
 ) -> None:
-    """Near each other, they are read at once; `gap_bytes` of a dead record part them."""
+    """Rows near each other are read at once; a dead record of `gap_bytes` separates two reads."""
     records = [*records, (b"x" * gap_bytes, b"", None, None), *records]
     packed, idx = pack(1, 2, [block_of(9, records)], bytes(len(records)))
     columns = decode_index(idx)
@@ -106,7 +106,7 @@ def test_rows_together_are_as_each_alone(
         assert block == slice_block(whole, row, row + 1)
     is_near = not gap_bytes or len({row < len(records) // 2 for row in rows}) == 1
     assert len(reads) <= (1 if is_near and len(records) // 2 not in rows else len(rows))
-    # It ends with the row that has enough bytes.
+    # The page ends with the row that reaches the number of bytes.
     sizes = [len(block.body) for block in found]
     most = data.draw(st.integers(1, sum(sizes) + 1))
     taken = len(unpack_rows(read, columns, rows, most))

@@ -23,7 +23,7 @@ def packed() -> tuple[bytes, bytes, SegmentEntry]:
 
 
 def readable(data: bytes, columns: SegmentColumns) -> set[int]:
-    """Rows that read as before; none may read as anything else."""
+    """Rows that read as before; fails if a row reads as anything else."""
     rows = set[int]()
     for row in range(COUNT):
         start = int(columns.rows["offset"][row])
@@ -70,7 +70,7 @@ def test_damaged_stretches_cost_the_records_they_touch(seed: int) -> None:
         broken[start:end] = bytes(byte ^ 0x81 for byte in data[start:end])
         lost |= set(range(row_at(columns, start), row_at(columns, end - 1) + 1))
     rebuilt = decode_index(rebuild_index(bytes(broken), 1, entry))
-    # Two stretches over the same bytes may have restored them.
+    # Two changes of the same bytes may have restored them.
     assert readable(bytes(broken), rebuilt) >= set(range(COUNT)) - lost
     # With the records back, the index equals the old one.
     assert rebuild_index(data, 1, entry) == idx

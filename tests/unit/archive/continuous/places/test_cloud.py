@@ -43,7 +43,7 @@ ERRORS = types.SimpleNamespace(
 
 
 class Bucket:
-    """The part of the package that is used; `fails`: the error of every call."""
+    """The part of obstore that the server uses; `fails`: the error of every call."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -145,7 +145,7 @@ def test_a_lock_is_that_of_one_and_survives_its_server() -> None:
     lock = store_in(bucket, "me").lock_bases()
     with pytest.raises(StartRefused, match="me makes a base or a prune since"):
         store_in(bucket, "another").lock_bases()
-    # After a kill the server of the same store takes it again.
+    # After a kill the server of the same store takes its lock again.
     again = store_in(bucket, "me").lock_bases()
     again.release()
     again.release()

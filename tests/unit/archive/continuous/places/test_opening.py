@@ -1,4 +1,4 @@
-"""The place that a URL names: a folder, or a bucket where the package is installed."""
+"""The place that a URL names: a folder, or a bucket if obstore is installed."""
 
 from __future__ import annotations
 

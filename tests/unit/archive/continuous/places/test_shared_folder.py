@@ -134,7 +134,7 @@ def test_after_a_failure_the_same_content_is_ours(folder: Path) -> None:
 
 
 def test_a_folder_that_another_process_removed_is_made_again(folder: Path) -> None:
-    """A prune removes the folder of a topic whose segments all went; new ones come later."""
+    """A prune removes the folder of a topic that has no segments left; new segments come later."""
     store, prune = (SharedFolder.open(FS, str(folder)) for _ in range(2))
     assert store.put_if_absent("segments/1/a", [b"1"])
     prune.delete("segments/1/a")
@@ -161,7 +161,7 @@ def test_a_prune_leaves_the_folder_alone_into_which_a_part_is_put(folder: Path) 
     store = SharedFolder.open(FS, str(folder))
     for number in (1, 2, 10_000):
         store.put_if_absent(part_name(number), [b"1"])
-    # Of the part that the server writes beside its name just now.
+    # The temporary file of the part that the server is writing now.
     begun = folder / part_group(20_000) / "begun.tmp"
     begun.parent.mkdir()
     begun.write_bytes(b"half")
