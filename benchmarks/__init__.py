@@ -4,10 +4,11 @@ Run with `./run bench` (or `python -m benchmarks`); docs/PERFORMANCE.md lists th
 their reasons. The map:
 
 - `__main__` reads the arguments, runs the cases, writes JSON, chart and document;
+- `check` compares a short run with the kept ratios to the floor (`./run bench-check`, in CI);
 - `bench` has the tools of a case: options, scratch folder, load generator, interleaved rounds;
 - `report/`: `figures` are results and bars as plain values; `chart`, `document` and `terminal` show
   them; `overview` chooses twelve rows for the README and docs/PERFORMANCE.md; `machine` describes
-  the machine and measures its noise and its disk;
+  the machine and measures its noise and its disk; `floor_ratios` is the file of kept ratios;
 - `clients/`: `load` generates load in its own process, and `loader` controls that process;
   `watchers` is the watching client (many streams and their writer), `watching` controls it;
   `workers` is the queue client (enqueues, claims, acks), `queue_wires` and `postgres_queue` have

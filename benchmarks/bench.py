@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from benchmarks.clients.loader import Loader, Sample
 from benchmarks.clients.requests import write_requests
@@ -36,6 +36,7 @@ class Options:
     command: tuple[str, ...]  # the command that starts the server
     records: int  # records of the memory case
     base: tuple[str, ...] | None = None  # starts the server of another build
+    steady: bool = False  # against the floor: only the rows that `check` compares
 
     def scaled(self, count: int, quick: int) -> int:
         """A size: `count`, or `quick` in a quick run."""
@@ -178,7 +179,7 @@ class Bench:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -36,10 +36,10 @@ def compare(
     reply: Reply,
     limit: float | None,
 ) -> list[Figure]:
-    """Interleaved rounds of ours and the floor, with 1 and with 16 connections."""
+    """Interleaved rounds of ours and the floor, with 1 and, unless steady, with 16 connections."""
     floor = bench.start_floor(case, reply)
     figures = []
-    for connections in CONNECTIONS:
+    for connections in CONNECTIONS[:1] if bench.options.steady else CONNECTIONS:
         taken = bench.interleave(
             {
                 "ours": partial(bench.load, server, requests, connections=connections),
@@ -107,7 +107,10 @@ def diff_1000(bench: Bench) -> list[Figure]:
     """Reads of 1,000 records: one page repeatedly, and walks through sealed pages."""
     pages = bench.options.scaled(200, 5)
     server = bench.start(settings={"TOPICS_SEGMENT_MAX_EVENTS": "20000"})
-    for topic, total in ((TOPIC, DIFF_RECORDS), ("walk", pages * DIFF_RECORDS)):
+    filled = {TOPIC: DIFF_RECORDS}
+    if not bench.options.steady:
+        filled["walk"] = pages * DIFF_RECORDS
+    for topic, total in filled.items():
         fill = [append_request(topic, first, 100) for first in range(0, total, 100)]
         bench.fill(server, bench.requests(f"fill-{topic}", fill), len(fill), connections=1)
     reply = server.call("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":0,"limit":1000}')
@@ -115,6 +118,8 @@ def diff_1000(bench: Bench) -> list[Figure]:
         raise BenchmarkError(f"a diff of 1,000 gave {reply.body.count(b'$seq')} records")
     once = bench.requests("diff", [diff_request(TOPIC, 0)])
     figures = compare(bench, "diff-1000", "diff of 1,000 records", server, once, reply, 0.5)
+    if bench.options.steady:
+        return figures
     walk = [diff_request("walk", page * DIFF_RECORDS) for page in range(pages)]
     middle = pages // 2 * DIFF_RECORDS
     reply = server.call("POST", "/v0/topics/walk/diff", b'{"from_seq":%d,"limit":1000}' % middle)

@@ -75,14 +75,18 @@ class ServerProcess:
         self._log_path = log
         self._log = log.open("ab")
         self.started_at = time.perf_counter()
-        self._process = subprocess.Popen(
-            command,
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                cwd=Path(__file__).parents[2],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+        except OSError:
+            self._log.close()
+            raise
         self._port_file = port_file
         self._connection: http.client.HTTPConnection | None = None
         self._called_at = 0.0

@@ -1,0 +1,224 @@
+"""`./run bench-check`: a short run that finds a server that has become much slower.
+
+Measures the cases beside the floor in short, interleaved rounds and compares the ratio of each row
+with the one kept in `results/floor-ratios.json`. Exit code 0 if every row is within the margin; 1
+if a row is not, could not be measured, or is missing on one side; 2 for wrong arguments.
+
+A row that misses is measured again, up to `TRIES` times in all, and its best ratio counts: other
+work on the machine makes a ratio worse, and a slow server is slow every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.bench import Bench, Options, Side, settle
+from benchmarks.cases.registry import STORE_CASES
+from benchmarks.clients.loader import BenchmarkError, Loader, Sample
+from benchmarks.report.floor_ratios import (
+    MARGIN,
+    FileProblem,
+    holds,
+    parse_file,
+    row_problems,
+    spelled_file,
+    verdict,
+)
+from benchmarks.report.machine import describe
+from benchmarks.report.terminal import say
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.server import DEFAULT_COMMAND
+
+KEPT = Path(__file__).parent / "results" / "floor-ratios.json"
+CASES = ("append-1", "append-100", "diff-1000")
+# Rounds as short as this often pass between two turns of another process.
+ROUNDS, SECONDS = 40, 0.05
+ROUNDS_WRITTEN = 2 * ROUNDS
+TRIES = 3
+
+# The ratio of each row of a case, measured now.
+Measure = Callable[[str], dict[str, float]]
+
+
+class ShortBench(Bench):
+    """A `Bench` for rounds of a few hundredths of a second; it keeps their samples."""
+
+    def __init__(self, options: Options, noise_ms: list[float]) -> None:
+        super().__init__(options, noise_ms)
+        self.taken: list[dict[str, list[Sample]]] = []  # one for each figure of the case
+        self._settled: set[int] = set()
+
+    def load(
+        self,
+        server: ServerProcess,
+        requests: Path,
+        *,
+        connections: int = 1,
+        seconds: float | None = None,
+        count: int = 0,
+        loader: Loader | None = None,
+        stamp: bool = False,
+    ) -> Sample:
+        """Run one round. Wait for an idle server only after its first one: a wait is longer than
+        a round, and these cases neither seal nor take checkpoints.
+        """
+        sample = (loader or self.loader).run(
+            server.port,
+            requests,
+            connections=connections,
+            seconds=self.options.seconds if seconds is None else seconds,
+            count=count,
+            stamp=stamp,
+        )
+        if server.pid not in self._settled:
+            self._settled.add(server.pid)
+            settle(server)
+        return sample
+
+    def interleave(
+        self, sides: Mapping[str, Side], *, rounds: int | None = None, warm: bool = True
+    ) -> dict[str, list[Sample]]:
+        """Like `Bench.interleave`; the samples stay in `taken`."""
+        taken = super().interleave(sides, rounds=rounds, warm=warm)
+        self.taken.append(taken)
+        return taken
+
+
+def undisturbed_ms(samples: Sequence[Sample]) -> float:
+    """The first decile of the rounds' median latencies: neither pauses within a round nor other
+    work during most of the rounds changes it much.
+    """
+    return statistics.quantiles((sample.p50_ms for sample in samples), n=10)[0]
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Processes started in the block stay on one core: a wake-up on another core costs more, and
+    how often there is one depends on the other work of the machine.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def measure(case: str, options: Options) -> dict[str, float]:
+    """The ratio of each row of a case: the floor's latency over ours, which is the ratio of the
+    rates, because the one connection sends its next request after the answer to the last one.
+    """
+    with one_core(), ShortBench(options, []) as bench:
+        figures = STORE_CASES[case](bench)
+        return {
+            f"{case}: {figure.name}": undisturbed_ms(taken["floor"]) / undisturbed_ms(taken["ours"])
+            for figure, taken in zip(figures, bench.taken, strict=True)
+        }
+
+
+def compare(kept: Mapping[str, float], measured: Measure) -> int:
+    """Print a line for each row; return the number of failed ones."""
+    best: dict[str, float] = {}
+    for case in CASES:
+        best |= measured(case)
+    for turn in range(2, TRIES + 1):
+        for case in CASES:
+            rows = [row for row in best if row.startswith(f"{case}: ") and row in kept]
+            if all(holds(best[row], kept[row]) for row in rows):
+                continue
+            say(f"{case} misses, measured again: try {turn} of {TRIES}")
+            again = measured(case)
+            best |= {row: max(best[row], again[row]) for row in rows}
+    rows = [row for row in best if row in kept]
+    for row in rows:
+        say(verdict(row, best[row], kept[row]))
+    missing = row_problems(best, kept)
+    for problem in missing:
+        say(problem)
+    return len(missing) + sum(not holds(best[row], kept[row]) for row in rows)
+
+
+def write(path: Path, measured: Measure, options: Options) -> None:
+    """Measure every row once, in more rounds, and keep the ratios."""
+    ratios: dict[str, float] = {}
+    machine = describe(options.folder)
+    for case in CASES:
+        ratios |= measured(case)
+    about = {"rounds": options.rounds, "seconds": options.seconds}
+    path.write_text(spelled_file(ratios, machine, about), encoding="utf-8")
+    for row, ratio in ratios.items():
+        say(f"kept {row}: {ratio:.3f}")
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="./run bench-check",
+        description="Compare the server's speed beside its floor with the kept ratios; fail below "
+        f"{MARGIN} of one.",
+    )
+    parser.add_argument("--write", action="store_true", help="keep the ratios measured now")
+    parser.add_argument(
+        "--kept", type=Path, default=KEPT, metavar="FILE.json", help="the file of kept ratios"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder for scratch data (default: %(default)s)",
+    )
+    parser.add_argument("--server", help="command that starts the server (default: this tree's)")
+    given = parser.parse_args(words)
+    if not given.dir.is_dir():
+        parser.error(f"no such folder: {given.dir}")
+    try:
+        given.server = tuple(shlex.split(given.server)) if given.server else DEFAULT_COMMAND
+    except ValueError as error:
+        parser.error(f"--server: {error}")
+    return given
+
+
+def options_of(given: argparse.Namespace) -> Options:
+    """The options of every case."""
+    return Options(
+        rounds=ROUNDS_WRITTEN if given.write else ROUNDS,
+        seconds=SECONDS,
+        quick=False,
+        folder=given.dir,
+        command=given.server,
+        records=0,
+        steady=True,
+    )
+
+
+def main(words: Sequence[str], measured: Measure | None = None) -> int:
+    """Compare, or keep; `measured` stands for the servers in tests."""
+    given = arguments(words)
+    options = options_of(given)
+    measured = measured or (lambda case: measure(case, options))
+    try:
+        if given.write:
+            write(given.kept, measured, options)
+            return 0
+        failed = compare(parse_file(given.kept.read_text("utf-8")), measured)
+    except (FileProblem, UnicodeDecodeError) as error:
+        say(f"ERROR: {given.kept}: {error}")
+        return 1
+    except (BenchmarkError, OSError, http.client.HTTPException) as error:
+        say(f"ERROR: {error}")
+        return 1
+    say(f"bench-check: {failed} failed" if failed else "bench-check: passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""The kept ratios to the floor: their file, and what is too far below them. Pure.
+
+Used by `check`, which measures and reads the file. A row is one comparison, named by its case and
+its figure. Its ratio is about 1 where the server is as fast as the floor, and less where it is
+slower.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+FORMAT = 1
+# A row fails below this share of its kept ratio. Between a halved rate and the spread of equal
+# builds: docs/decisions/0345-ratios-that-ci-compares.md.
+MARGIN = 0.65
+
+
+class FileProblem(ValueError):
+    """The text is no file of kept ratios; the message says why."""
+
+
+def spelled_file(
+    ratios: Mapping[str, float], machine: Mapping[str, Any], options: Mapping[str, Any]
+) -> str:
+    """The file's text."""
+    content = {
+        "format": FORMAT,
+        "machine": dict(machine),
+        "options": dict(options),
+        "ratios": {row: round(ratio, 3) for row, ratio in ratios.items()},
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def parse_file(text: str) -> dict[str, float]:
+    """The ratio of each row; raises FileProblem for any other text."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise FileProblem(f"it is not JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise FileProblem(f"it is not an object of format {FORMAT}")
+    ratios = content.get("ratios")
+    if not isinstance(ratios, dict) or not ratios:
+        raise FileProblem("it has no ratios")
+    for row, ratio in ratios.items():
+        if type(ratio) not in (int, float) or not math.isfinite(ratio) or ratio <= 0:
+            raise FileProblem(f"the ratio of {row!r} is {ratio!r}, not a positive number")
+    return {row: float(ratio) for row, ratio in ratios.items()}
+
+
+def row_problems(measured: Iterable[str], kept: Iterable[str]) -> list[str]:
+    """A line for each row that only one of the two sides has."""
+    now, then = dict.fromkeys(measured), dict.fromkeys(kept)
+    return [
+        *(
+            f"FAIL {row}: measured, but the file has no ratio of it"
+            for row in now
+            if row not in then
+        ),
+        *(f"FAIL {row}: in the file, but no longer measured" for row in then if row not in now),
+    ]
+
+
+def holds(now: float, kept: float) -> bool:
+    """Whether a ratio is within the margin; one that is not a number is outside."""
+    return now >= MARGIN * kept
+
+
+def verdict(row: str, now: float, kept: float) -> str:
+    """One line: the ratio now, the ratio kept, the margin."""
+    word = "ok  " if holds(now, kept) else "FAIL"
+    return (
+        f"{word} {row}: ratio to the floor {now:.3f}, kept {kept:.3f}, "
+        f"fails below {MARGIN:.2f} x kept = {MARGIN * kept:.3f}"
+    )

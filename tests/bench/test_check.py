@@ -1,0 +1,343 @@
+"""`./run bench-check`: what it finds, what it measures again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import check
+from benchmarks.clients.loader import BenchmarkError, Sample
+from benchmarks.report.floor_ratios import (
+    MARGIN,
+    FileProblem,
+    holds,
+    parse_file,
+    row_problems,
+    spelled_file,
+    verdict,
+)
+
+KEPT = {
+    "append-1: append of one record, 1 connection": 0.8,
+    "append-1: append of one record, 16 connections": 0.7,
+    "append-100: append of 100 records, 1 connection": 0.35,
+    "diff-1000: diff of 1,000 records, 1 connection": 1.0,
+}
+FIRST, SECOND, HUNDRED, PAGE = KEPT
+
+
+class Server:
+    """Stands for the measured server: each try of a case has its own share of the kept ratios."""
+
+    def __init__(self, shares: Mapping[str, Sequence[float]], rows: Mapping[str, float]) -> None:
+        self.tries: list[str] = []
+        self._shares = shares
+        self._rows = rows
+
+    def __call__(self, case: str) -> dict[str, float]:
+        turn = self.tries.count(case)
+        self.tries.append(case)
+        found = {}
+        for row, ratio in self._rows.items():
+            if row.startswith(case + ": "):
+                shares = self._shares.get(row, (1.0,))
+                found[row] = ratio * shares[min(turn, len(shares) - 1)]
+        return found
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[str], Server]]:
+    """Compare with `KEPT`; returns the exit code, the printed lines and the server."""
+
+    def compare(
+        shares: Mapping[str, Sequence[float]] | None = None,
+        rows: Mapping[str, float] = KEPT,
+        text: str | None = None,
+    ) -> tuple[int, list[str], Server]:
+        path = tmp_path / "kept.json"
+        path.write_text(spelled_file(KEPT, {}, {}) if text is None else text)
+        server = Server(shares or {}, rows)
+        code = check.main(["--kept", str(path)], server)
+        return code, capsys.readouterr().out.splitlines(), server
+
+    return compare
+
+
+Run = Callable[..., tuple[int, list[str], Server]]
+
+
+# -- judging -------------------------------------------------------------------------------------
+
+
+def test_an_equal_server_passes_with_a_line_for_each_row(run: Run) -> None:
+    code, lines, server = run()
+    assert code == 0
+    assert [line[:5] for line in lines] == ["ok   "] * len(KEPT) + ["bench"]
+    assert lines[-1] == "bench-check: passed"
+    assert server.tries == list(check.CASES)
+
+
+def test_a_halved_rate_fails_in_its_row_only(run: Run) -> None:
+    code, lines, _ = run({HUNDRED: (0.5,)})
+    assert code == 1
+    failed = [line for line in lines if line.startswith("FAIL")]
+    assert failed == [
+        f"FAIL {HUNDRED}: ratio to the floor 0.175, kept 0.350, fails below 0.65 x kept = 0.227"
+    ]
+    assert lines[-1] == "bench-check: 1 failed"
+
+
+@pytest.mark.parametrize("row", KEPT)
+def test_each_row_can_fail(run: Run, row: str) -> None:
+    assert run({row: (MARGIN - 0.01,)})[0] == 1
+    assert run({row: (MARGIN + 0.01,)})[0] == 0
+
+
+def test_a_server_of_half_the_rate_fails_in_every_row(run: Run) -> None:
+    code, lines, _ = run(dict.fromkeys(KEPT, (0.5, 0.55, 0.6)))
+    assert code == 1
+    assert sum(line.startswith("FAIL") for line in lines) == len(KEPT)
+
+
+def test_the_margin_is_inside() -> None:
+    assert holds(MARGIN, 1.0)
+    assert not holds(MARGIN - 1e-9, 1.0)
+    assert not holds(float("nan"), 1.0)
+    assert verdict(FIRST, 0.9, 0.8).startswith(f"ok   {FIRST}: ratio to the floor 0.900, kept 0.8")
+
+
+def test_a_ratio_is_of_the_rounds_that_nothing_disturbed() -> None:
+    """Five of 40 rounds suffice; a slow server is slow in all of them, and one may be odd."""
+
+    def samples(*latencies: float) -> list[Sample]:
+        return [Sample(1, 1.0, 1.0, p50, p50, p50, p50, 0.0) for p50 in latencies]
+
+    quiet = samples(*[1.0] * 40)
+    assert check.undisturbed_ms(quiet) == 1.0
+    assert check.undisturbed_ms(samples(*[50.0] * 35, *[1.0] * 5)) == 1.0
+    assert check.undisturbed_ms(samples(1.0, *[2.0] * 39)) == 2.0
+
+
+# -- measuring again -----------------------------------------------------------------------------
+
+
+def test_a_case_that_misses_once_is_measured_again_and_alone(run: Run) -> None:
+    code, lines, server = run({SECOND: (0.3, 1.0)})
+    assert code == 0
+    assert server.tries == [*check.CASES, "append-1"]
+    assert lines[0] == "append-1 misses, measured again: try 2 of 3"
+
+
+def test_the_best_of_three_tries_counts(run: Run) -> None:
+    code, _, server = run({PAGE: (0.3, 0.2, 0.9)})
+    assert code == 0
+    assert server.tries == [*check.CASES, "diff-1000", "diff-1000"]
+
+
+def test_there_is_no_fourth_try(run: Run) -> None:
+    code, lines, server = run({PAGE: (0.3, 0.6, 0.4, 1.0)})
+    assert code == 1
+    assert server.tries == [*check.CASES, "diff-1000", "diff-1000"]
+    assert any(line.startswith(f"FAIL {PAGE}: ratio to the floor 0.600") for line in lines)
+
+
+def test_a_row_that_passed_keeps_its_ratio_when_its_case_runs_again(run: Run) -> None:
+    code, lines, _ = run({FIRST: (0.3, 1.0), SECOND: (1.0, 0.1)})
+    assert code == 0
+    assert any(line.startswith(f"ok   {SECOND}: ratio to the floor 0.700") for line in lines)
+
+
+# -- absence is not success ----------------------------------------------------------------------
+
+
+def test_a_row_that_the_file_lacks_fails(run: Run) -> None:
+    code, lines, _ = run(rows=KEPT | {"append-1: a new row": 1.0})
+    assert code == 1
+    assert "FAIL append-1: a new row: measured, but the file has no ratio of it" in lines
+
+
+def test_a_row_that_is_no_longer_measured_fails(run: Run) -> None:
+    code, lines, _ = run(rows={row: KEPT[row] for row in (FIRST, HUNDRED, PAGE)})
+    assert code == 1
+    assert f"FAIL {SECOND}: in the file, but no longer measured" in lines
+
+
+def test_a_run_that_measured_nothing_fails(run: Run) -> None:
+    code, lines, _ = run(rows={})
+    assert code == 1
+    assert lines[-1] == f"bench-check: {len(KEPT)} failed"
+
+
+def test_row_problems_are_none_if_both_sides_have_the_same_rows() -> None:
+    assert row_problems(reversed(KEPT), KEPT) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "not an object of format 1"),
+        ("{}", "not an object of format 1"),
+        ('{"format": 2, "ratios": {"a": 1}}', "not an object of format 1"),
+        ('{"format": 1}', "no ratios"),
+        ('{"format": 1, "ratios": {}}', "no ratios"),
+        ('{"format": 1, "ratios": [1]}', "no ratios"),
+        ('{"format": 1, "ratios": {"a": "1"}}', "'a' is '1', not a positive number"),
+        ('{"format": 1, "ratios": {"a": true}}', "not a positive number"),
+        ('{"format": 1, "ratios": {"a": null}}', "not a positive number"),
+        ('{"format": 1, "ratios": {"a": 0}}', "not a positive number"),
+        ('{"format": 1, "ratios": {"a": -1.0}}', "not a positive number"),
+        ('{"format": 1, "ratios": {"a": NaN}}', "not a positive number"),
+        ('{"format": 1, "ratios": {"a": Infinity}}', "not a positive number"),
+    ],
+)
+def test_a_malformed_file_fails_before_anything_is_measured(run: Run, text: str, why: str) -> None:
+    with pytest.raises(FileProblem, match=why):
+        parse_file(text)
+    code, lines, server = run(text=text)
+    assert code == 1
+    assert server.tries == []
+    assert len(lines) == 1
+    assert lines[0].startswith("ERROR: ")
+    assert why in lines[0]
+    assert "kept.json" in lines[0]
+
+
+def test_a_missing_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "absent.json"
+    assert check.main(["--kept", str(path)], Server({}, KEPT)) == 1
+    assert "No such file" in (out := capsys.readouterr().out)
+    assert str(path) in out
+
+
+def test_bytes_that_are_no_text_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kept.json"
+    path.write_bytes(b"\xff\xfe")
+    assert check.main(["--kept", str(path)], Server({}, KEPT)) == 1
+    assert capsys.readouterr().out.startswith(f"ERROR: {path}: ")
+
+
+@pytest.mark.parametrize("error", [BenchmarkError("503 for a request"), OSError("no program")])
+def test_a_case_that_cannot_be_measured_fails(
+    error: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(spelled_file(KEPT, {}, {}))
+
+    def broken(case: str) -> dict[str, float]:
+        raise error
+
+    assert check.main(["--kept", str(path)], broken) == 1
+    assert capsys.readouterr().out == f"ERROR: {error}\n"
+
+
+# -- keeping -------------------------------------------------------------------------------------
+
+
+def test_what_was_kept_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kept.json"
+    assert check.main(["--write", "--kept", str(path)], Server({}, KEPT)) == 0
+    assert parse_file(path.read_text()) == KEPT
+    machine = json.loads(path.read_text())["machine"]
+    assert machine["processor"]
+    assert machine["date"].endswith(" UTC")
+    assert check.main(["--kept", str(path)], Server({}, KEPT)) == 0
+    assert check.main(["--kept", str(path)], Server({PAGE: (0.5,)}, KEPT)) == 1
+    assert f"kept {FIRST}: 0.800" in capsys.readouterr().out
+
+
+def test_a_failed_write_leaves_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text("before")
+
+    def broken(case: str) -> dict[str, float]:
+        raise BenchmarkError("it does not start")
+
+    assert check.main(["--write", "--kept", str(path)], broken) == 1
+    assert path.read_text() == "before"
+
+
+def test_the_kept_file_of_the_repository_has_every_row() -> None:
+    rows = parse_file(check.KEPT.read_text("utf-8"))
+    for case in check.CASES:
+        found = [row for row in rows if row.startswith(f"{case}: ")]
+        assert [row.rpartition(", ")[2] for row in found] == ["1 connection"]
+
+
+# -- arguments and real processes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-such-option"],
+        ["append-1"],
+        ["--kept"],
+        ["--dir", "/no/such/folder"],
+        ["--server", "'"],
+    ],
+)
+def test_wrong_arguments_get_usage_and_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        check.main(words, Server({}, KEPT))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: ./run bench-check")
+
+
+REFUSING = """
+import http.server, os, pathlib
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(503 if self.command == "POST" else 200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+    do_GET = do_PUT = do_POST = answer
+    def log_message(self, *words): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+pathlib.Path(os.environ["TOPICS_PORT_FILE"]).write_text(str(server.server_port))
+server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("raise SystemExit('no such setting')", "server ended with 1: no such setting"),
+        (REFUSING, "requests failed, first: HTTP/1.1 503"),
+    ],
+)
+def test_a_server_that_does_not_serve_fails(
+    program: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(spelled_file(KEPT, {}, {}))
+    script = tmp_path / "server.py"
+    script.write_text(program)
+    command = shlex.join([sys.executable, str(script)])
+    words = ["--kept", str(path), "--server", command, "--dir", str(tmp_path)]
+    assert check.main(words) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("ERROR: ")
+    assert why in out
+
+
+def test_a_server_command_that_does_not_exist_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(spelled_file(KEPT, {}, {}))
+    words = ["--kept", str(path), "--server", "/no/such/program", "--dir", str(tmp_path)]
+    assert check.main(words) == 1
+    assert "/no/such/program" in capsys.readouterr().out
