@@ -188,6 +188,16 @@ WRONG: list[tuple[int, list[str]]] = [
     (2, ["torture", "dir", "--minutes", "-1"]),
     (2, ["torture", "dir", "--size-limit", "1MB"]),
     (1, ["torture", MISSING]),
+    (2, ["bench", "--seconds", "0"]),
+    (2, ["bench", "--seconds", "1h"]),
+    (2, ["bench", "--connections", "0"]),
+    (2, ["bench", "--connections", "257"]),
+    (2, ["bench", "--only", "append,nope"]),
+    (2, ["bench", "--only", ","]),
+    (1, ["bench", "--prefix", "a b"]),
+    (1, ["bench", "--prefix", "x" * 300]),
+    (2, ["bench", "--url", "nope"]),
+    (2, ["bench", "--token", NOT_TEXT]),
     (2, ["restore", MISSING, "new"]),
     (1, ["restore", "dir", "new"]),
     (2, ["restore", "dir", "new", "--backup", "0"]),
@@ -250,6 +260,7 @@ NAMED: list[list[str]] = [
     ["delete", "t", "--tag", "NAME", "--yes"],
     ["rm", "NAME", "--yes"],
     ["config", "--data-dir", "NAME"],
+    ["bench", "--prefix", "NAME"],
 ]
 
 
@@ -282,6 +293,7 @@ TALKING: list[list[str]] = [
     ["queue", "redrive", "t"],
     ["queue", "purge", "t", "--yes"],
     ["backup"],
+    ["bench"],
     ["consumer", "ls", "t"],
     ["router", "rm", "r", "--yes"],
     ["router", "ls", "--table"],

@@ -6,6 +6,7 @@ everything else to standard error.
 
 - `analytics/`: verbs that run Spark and exports.
 - `backups/`: verbs on backups.
+- `benching/`: the verb that measures a running server.
 - `data/`: verbs on records.
 - `durable_streams/`: verbs on Durable Streams.
 - `following/`: verbs that follow topics.
@@ -78,6 +79,7 @@ VERBS: Final = {
     "config": "Show the server's settings and where each came from.",
     "doctor": "Check settings, directory, disk, limits and clock; say what to do.",
     "torture": "Kill a server on a disk again and again, and check what it acknowledged.",
+    "bench": "Measure how fast a running server is: appends, reads, a reader, a queue.",
     "completion": "Print a script that makes a shell complete verbs and options.",
     "health": "Ask whether a server answers; for health checks.",
     "help": "Print the help of a verb.",
@@ -87,6 +89,7 @@ FOLDERS: Final = {
     verb: folder
     for folder, verbs in {
         "server": "serve demo verify dump repair config doctor completion health help",
+        "benching": "bench",
         "backups": "archive backup backups restore",
         "topics": "put set ls info rm",
         "data": "append load read pub delete consumer",

@@ -12,6 +12,8 @@ from typing import Final
 
 # The clock of `monotonic_ms`, in seconds: a plain C call, because every request reads it.
 monotonic_s: Final = time.monotonic
+# Seconds of processor time that this process has used.
+cpu_s: Final = time.process_time
 
 
 def now_ms() -> int:
