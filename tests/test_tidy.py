@@ -586,7 +586,6 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
 # Dependencies that no module imports, and what they are for.
 NOT_IMPORTED = {
     "swagger-ui-py": "its files are served; its code is not imported (0031)",
-    "uvloop": "uvicorn loads it by name",
 }
 
 

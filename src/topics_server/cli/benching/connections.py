@@ -17,7 +17,7 @@ from topics_server.client.exchange import verified
 from topics_server.runtime.clock import monotonic_s
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """Gets what comes over a connection."""
 
     def answered(self, link: Link, status: int, body: bytes) -> None:
@@ -37,7 +37,7 @@ class Link(asyncio.Protocol):
     """
 
     def __init__(
-        self, url: str, owner: Owner, *, keeps_bodies: bool = False, streaming: bool = False
+        self, url: str, owner: LinkOwner, *, keeps_bodies: bool = False, streaming: bool = False
     ) -> None:
         self.sent_s = 0.0
         self.is_retired = False

@@ -34,7 +34,7 @@ class Script(Protocol):
         """The number of records, or jobs, of a successful answer."""
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """The parts of the requests that a server wants in each: its path, its host, the key."""
 
     host: str
@@ -50,7 +50,7 @@ class Target(NamedTuple):
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (body or b"")
 
 
-def target_of(url: str, authorization: Mapping[str, str]) -> Target:
+def target_of(url: str, authorization: Mapping[str, str]) -> RequestTarget:
     """The target of a checked URL."""
     parts = urlsplit(url)
     host = parts.netloc
@@ -58,7 +58,7 @@ def target_of(url: str, authorization: Mapping[str, str]) -> Target:
         port = "" if parts.port is None else f":{parts.port}"
         host = (parts.hostname or "").encode("idna").decode("ascii") + port
     headers = {"Accept-Encoding": "identity", **authorization}
-    return Target(host, quote(parts.path.rstrip("/"), safe="/%"), headers)
+    return RequestTarget(host, quote(parts.path.rstrip("/"), safe="/%"), headers)
 
 
 def append_body(padding: bytes, records: int) -> bytes:
@@ -72,7 +72,7 @@ def append_body(padding: bytes, records: int) -> bytes:
     return f'{{"records":[{",".join(texts)}]}}'.encode()
 
 
-class Repeated:
+class RepeatedScript:
     """Sends requests in turn, without an end; each answer counts the same number of records."""
 
     keeps_bodies = False
@@ -103,12 +103,12 @@ class _Acked(msgspec.Struct):
     acked: int
 
 
-class Claims:
+class ClaimScript:
     """Claims jobs until the queue has none; keeps an ack request for each answer."""
 
     keeps_bodies = True
 
-    def __init__(self, target: Target, path: str, most: int) -> None:
+    def __init__(self, target: RequestTarget, path: str, most: int) -> None:
         body = {"node": NODE, "max": most, "lease_ms": LEASE_MS}
         self._request = target.request("POST", f"{path}/claim", msgspec.json.encode(body))
         self._read = msgspec.json.Decoder(_Claimed).decode
@@ -128,9 +128,11 @@ class Claims:
             self._is_empty = True
         return len(found)
 
-    def acks(self, target: Target, path: str) -> Acks:
+    def acks(self, target: RequestTarget, path: str) -> AckScript:
         """The acks of all claimed jobs, as many a call as a claim got."""
-        return Acks([target.request("POST", f"{path}/ack", _ack(each)) for each in self.leases])
+        return AckScript(
+            [target.request("POST", f"{path}/ack", _ack(each)) for each in self.leases]
+        )
 
 
 def _ack(leases: Sequence[_Lease]) -> bytes:
@@ -142,7 +144,7 @@ def _ack(leases: Sequence[_Lease]) -> bytes:
     return msgspec.json.encode(body)
 
 
-class Acks:
+class AckScript:
     """Sends each request once."""
 
     keeps_bodies = True

@@ -15,8 +15,8 @@ from topics_server.cli.benching.measured import Row, Sample, row_of
 from topics_server.cli.benching.own_topics import OwnTopics
 from topics_server.cli.benching.requests import (
     VARIANTS,
-    Claims,
-    Repeated,
+    ClaimScript,
+    RepeatedScript,
     Script,
     append_body,
     target_of,
@@ -86,7 +86,7 @@ class BenchRun:
             raise Failure(f"a read of {PAGE} records got none")
         request = self._target.request("POST", f"{path}/diff", body)
         for connections in self._counts():
-            self._loop(f"diff-{found}", connections, Repeated([request], found))
+            self._loop(f"diff-{found}", connections, RepeatedScript([request], found))
         self._topics.remove(topic)
 
     def _follow(self) -> None:
@@ -106,7 +106,7 @@ class BenchRun:
             topic = self._topics.create(f"queue-{jobs}", type="queue")
             path = topic_path(topic)
             self._loop(f"enqueue-{jobs}", self._connections, self._appending(topic, jobs))
-            claims = Claims(self._target, path, jobs)
+            claims = ClaimScript(self._target, path, jobs)
             self._loop(f"claim-{jobs}", self._connections, claims)
             acks = claims.acks(self._target, path)
             self._loop(f"ack-{jobs}", self._connections, acks)
@@ -115,13 +115,13 @@ class BenchRun:
     def _counts(self) -> list[int]:
         return sorted({1, self._connections})
 
-    def _appending(self, topic: str, records: int) -> Repeated:
+    def _appending(self, topic: str, records: int) -> RepeatedScript:
         path = topic_path(topic)
         requests = [
             self._target.request("POST", path, append_body(random_bytes(64), records))
             for _ in range(VARIANTS)
         ]
-        return Repeated(requests, records)
+        return RepeatedScript(requests, records)
 
     def _loop(self, row: str, connections: int, script: Script) -> None:
         async def measured() -> tuple[Load, Sample]:
