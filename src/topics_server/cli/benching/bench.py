@@ -131,7 +131,7 @@ def command(
     failed = [row for row in rows if row.errors]
     if failed:
         lost = sum(row.errors for row in failed)
-        raise Failure(f"{lost} requests were refused, the first: {failed[0].first_error}")
+        raise Failure(f"refused requests: {lost}; the first: {failed[0].first_error}")
 
 
 @contextlib.contextmanager
