@@ -154,7 +154,7 @@ class ClosedLoop(Load):
             raise
         self.begin()
         for link in links:
-            self._next(link)
+            self._next(link, is_first=True)
         return await self.result()
 
     def _link(self) -> Link:
@@ -183,9 +183,12 @@ class ClosedLoop(Load):
             return
         self._next(link)
 
-    def _next(self, link: Link) -> None:
-        """Send the next request, on a new connection if the old one ends with its last answer."""
-        request = self._script.next() if monotonic_s() < self.end_s else None
+    def _next(self, link: Link, *, is_first: bool = False) -> None:
+        """Send the next request, on a new connection if the old one ends with its last answer.
+
+        Each connection sends a first request, however late a busy machine lets it.
+        """
+        request = self._script.next() if is_first or monotonic_s() < self.end_s else None
         if request is None:
             self.retire(link)
         elif link.is_retired:
