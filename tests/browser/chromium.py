@@ -105,13 +105,16 @@ class Browser:
         self._base = socket_url.partition("/devtools/")[0]
 
     @contextlib.contextmanager
-    def page(self, url: str) -> Iterator[Page]:
-        """Open a tab with this page; it is closed at the end."""
+    def page(self, url: str, first: str = "") -> Iterator[Page]:
+        """Open a tab with this page; it is closed at the end. `first` runs before its scripts."""
         with self._connect(self._url) as browser:
             target = Page(browser).call("Target.createTarget", url="about:blank")["targetId"]
             with self._connect(f"{self._base}/devtools/page/{target}") as connection:
                 page = Page(connection)
                 page.call("Runtime.enable")
+                if first:
+                    page.call("Page.enable")
+                    page.call("Page.addScriptToEvaluateOnNewDocument", source=first)
                 page.call("Page.navigate", url=url)
                 is_loaded = f"location.href === {json.dumps(url)} && document.readyState"
                 page.wait(f'{is_loaded} === "complete"', f"{url} is loaded")
