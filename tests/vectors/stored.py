@@ -3,7 +3,7 @@
 A vector is a folder `store-vN` with `store.tar.gz` (folders `data` and `cold`, as a killed server
 left them) and `expected.json` (the expected answers). The opening call sets the boot and the time,
 so that neither heads jump nor records expire between the making and the test. Called by
-`make_store` and by `tests/storage/test_vector_store.py`.
+`make_store` and by `tests/storage/golden`.
 """
 
 from __future__ import annotations
