@@ -19,13 +19,16 @@ import pytest
 from tests.cli.conftest import Topics
 from topics_server.cli import VERBS
 
-# Calls the completion as bash does: with the words so far, and the index of the word to complete.
+# Calls the completion as bash does: with the words so far, and the index of the word to complete. A
+# mark ends each answer.
+READ = 'eval "$(topics completion bash)"'
 ASK = """
-eval "$(topics completion bash)"
-COMP_WORDS=({words}) COMP_CWORD={at}
+COMP_WORDS=({words}) COMP_CWORD={at} COMPREPLY=()
 _topics_completion topics
 for reply in "${{COMPREPLY[@]}}"; do echo "$reply"; done
+echo {mark}
 """
+MARK = "== end =="
 
 
 @pytest.fixture
@@ -37,9 +40,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def completed(topics: Topics, folder: Path, *words: str) -> list[str]:
-    """The completions that bash offers for the last of these words."""
-    text = ASK.format(words=" ".join(f"'{word}'" for word in words), at=len(words) - 1)
+def completed(topics: Topics, folder: Path, *lines: str) -> list[list[str]]:
+    """What one bash that has read its script offers for the last word of each of these lines."""
+    text = READ
+    for line in lines:
+        words = line.split(" ")
+        quoted = " ".join(f"'{word}'" for word in words)
+        text += ASK.format(words=quoted, at=len(words) - 1, mark=MARK)
     env = topics.environment()
     done = subprocess.run(
         ["bash", "-c", text],
@@ -50,22 +57,36 @@ def completed(topics: Topics, folder: Path, *words: str) -> list[str]:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
+    return answers(done.stdout, len(lines))
+
+
+def answers(printed: str, count: int) -> list[list[str]]:
+    """The lines before each mark."""
+    *found, rest = printed.split(f"{MARK}\n")
+    assert (len(found), rest) == (count, "")
+    return [each.splitlines() for each in found]
 
 
 def test_bash_completes_verbs_options_and_choices(alone: Topics, folder: Path) -> None:
-    assert set(completed(alone, folder, "topics", "")) >= set(VERBS)
-    assert set(completed(alone, folder, "topics", "qu")) == {"queue"}
-    assert set(completed(alone, folder, "topics", "queue", "")) >= {"redrive", "leases", "purge"}
-    assert "--durability" in completed(alone, folder, "topics", "put", "orders", "--dur")
-    found = completed(alone, folder, "topics", "put", "orders", "--durability", "")
-    assert set(found) == {"ephemeral", "memory", "disk", "fsync"}
+    verbs, started, verbs_of_queue, options, choices = completed(
+        alone,
+        folder,
+        "topics ",
+        "topics qu",
+        "topics queue ",
+        "topics put orders --dur",
+        "topics put orders --durability ",
+    )
+    assert set(verbs) >= set(VERBS)
+    assert set(started) == {"queue"}
+    assert set(verbs_of_queue) >= {"redrive", "leases", "purge"}
+    assert "--durability" in options
+    assert set(choices) == {"ephemeral", "memory", "disk", "fsync"}
 
 
 def test_bash_completes_the_verbs_after_help(alone: Topics, folder: Path) -> None:
-    assert completed(alone, folder, "topics", "help", "qu") == ["queue"]
-    assert completed(alone, folder, "topics", "help", "queue", "red") == ["redrive"]
-    assert completed(alone, folder, "topics", "help", "tail", "") == []
+    lines = ("topics help qu", "topics help queue red", "topics help tail ")
+    assert completed(alone, folder, *lines) == [["queue"], ["redrive"], []]
 
 
 def needs(shell: str) -> None:
@@ -144,26 +165,22 @@ def test_fish_completes_verbs_options_and_choices(alone: Topics, folder: Path) -
     completions.mkdir(parents=True)
     (completions / "topics.fish").write_bytes(alone.good("completion", "fish").out)
 
-    def offered(line: str) -> list[str]:
-        done = subprocess.run(
-            ["fish", "-c", f"complete -C '{line}'"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return [found.partition("\t")[0] for found in done.stdout.splitlines()]
-
-    assert set(offered("topics ")) >= set(VERBS)
-    assert offered("topics qu") == ["queue"]
-    assert "--durability" in offered("topics put orders --dur")
-    assert set(offered("topics put orders --durability ")) == {
-        "ephemeral",
-        "memory",
-        "disk",
-        "fsync",
-    }
+    lines = ("topics ", "topics qu", "topics put orders --dur", "topics put orders --durability ")
+    done = subprocess.run(
+        ["fish", "-c", "".join(f"complete -C '{line}'\necho {MARK}\n" for line in lines)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    verbs, started, options, choices = (
+        [each.partition("\t")[0] for each in found] for found in answers(done.stdout, len(lines))
+    )
+    assert set(verbs) >= set(VERBS)
+    assert started == ["queue"]
+    assert "--durability" in options
+    assert set(choices) == {"ephemeral", "memory", "disk", "fsync"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
