@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.loops import StrictLoop
+from tests.order import weights
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -57,9 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Every process of a parallel run sorts alike. The tests of a file stay together, in their order.
     """
-    long = {item.path for item in items if item.get_closest_marker("slow")}
+    long = weights(items)
     unit = Path(__file__).parent / "unit"
-    items.sort(key=lambda item: (item.path not in long, item.path.is_relative_to(unit)))
+    items.sort(key=lambda item: (-long[item.path], item.path.is_relative_to(unit)))
 
 
 @pytest.fixture
