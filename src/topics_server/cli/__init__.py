@@ -37,7 +37,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 import msgspec
@@ -211,6 +211,9 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         name = MODULES.get(cmd_name, cmd_name)
+        # httpx would import a command line of its own, with Rich and Pygments: a fifth of a verb's
+        # start. It does without, as where they are not installed.
+        sys.modules.setdefault("httpx._main", cast(Any, None))
         module = importlib.import_module(f"{__name__}.{FOLDERS[cmd_name]}.{name}")
         command = module.command
         assert isinstance(command, click.Command), f"{cmd_name} has a command"

@@ -6,7 +6,6 @@ milliseconds of the event loop's clock, never of the wall clock, which may jump.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import secrets
@@ -21,10 +20,14 @@ class Effects:
 
     def now_ms(self) -> float:
         """Milliseconds since some moment; never goes back."""
+        import asyncio  # there already, as its caller runs in a loop; a verb without one needs none
+
         return asyncio.get_running_loop().time() * 1000
 
     async def sleep_ms(self, wait_ms: float) -> None:
         """Wait."""
+        import asyncio
+
         await asyncio.sleep(wait_ms / 1000)
 
     def chance(self) -> float:

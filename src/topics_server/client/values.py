@@ -7,7 +7,6 @@ milliseconds: `_ms` lengths, `ts_ms` and `deadline_ms` since 1970 by the server'
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -39,6 +38,9 @@ class Lost(threading.Event):
 
     async def wait_async(self) -> None:
         """Return once it is set."""
+        # Its caller runs in a loop, so this module is there; verbs without a loop need none.
+        import asyncio
+
         loop = asyncio.get_running_loop()
         is_lost = asyncio.Event()
 

@@ -31,6 +31,19 @@ def test_help_lists_every_verb_and_loads_nothing_heavy() -> None:
     assert heavy == "[]"
 
 
+@pytest.mark.parametrize("verb", ["append", "health", "ls", "pub", "read", "tail"])
+def test_a_verb_that_calls_a_server_loads_its_transport_and_little_else(verb: str) -> None:
+    """Decision 0342: every run of a verb pays for what it imports."""
+    code = (
+        "import sys\nfrom topics_server.cli import main\n"
+        f"main([{verb!r}, '--help'], standalone_mode=False)\n"
+        f"names = {(*HEAVY, 'pygments', 'topics_server.client.front')!r}\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30)
+    assert done.stdout.decode().splitlines()[-1] == "['httpx']"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(alone: Topics, verb: str) -> None:
     text = alone.good(verb, "--help").out.decode()

@@ -9,15 +9,16 @@ this environment. A server with `TOPICS_PROBE_AUTH` needs a key: `TOPICS_TOKEN`,
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from topics_server.cli.connection import CallRefused, Failure, ServerConnection
 from topics_server.cli.output import format_options, show_object
-from topics_server.cli.server.flags import loaded
-from topics_server.settings import Settings
-from topics_server.settings.key_file import first_key
 from topics_server.values.texts.key_list import KeysError
+
+if TYPE_CHECKING:
+    from topics_server.settings import Settings
 
 TIMEOUT_S = 4.0
 # A server that listens on all addresses is reached through loopback.
@@ -46,7 +47,7 @@ def command(
     """Check whether a server is alive; the exit code is the result."""
     if not token and token_file is not None:
         token = key_of(token_file)
-    client = ServerConnection(url or url_of(loaded({}).settings), token)
+    client = ServerConnection(url or url_of_environment(), token)
     path = "/v0/ready" if ready else "/v0/health"
     try:
         answer = client.call("GET", path, timeout_s=TIMEOUT_S)
@@ -62,10 +63,20 @@ def command(
 
 def key_of(path: Path) -> str:
     """The first key of a file that holds one key or the server's keys."""
+    from topics_server.settings.key_file import first_key
+
     try:
         return first_key(path)
     except KeysError as error:
         raise Failure(f"TOPICS_TOKEN_FILE={path}: {error}") from None
+
+
+def url_of_environment() -> str:
+    """The URL of the server that runs with the settings of this environment."""
+    # Only a check without a URL needs the settings: they take longer than the rest of the verb.
+    from topics_server.cli.server.flags import loaded
+
+    return url_of(loaded({}).settings)
 
 
 def url_of(settings: Settings) -> str:

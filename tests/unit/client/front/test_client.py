@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -88,6 +93,28 @@ def test_every_name_is_exported_once_and_exists() -> None:
     assert len(names) == len(set(names))
     for name in names:
         assert hasattr(topics_server.client, name)
+    assert set(names) <= set(dir(topics_server.client))
+
+
+def test_a_name_is_imported_from_the_module_that_type_checkers_see() -> None:
+    tree = ast.parse(Path(topics_server.client.__file__).read_text())
+    (for_types,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        name.name: getattr(importlib.import_module(item.module), name.name)
+        for item in for_types.body
+        if isinstance(item, ast.ImportFrom) and item.module is not None
+        for name in item.names
+    }
+    assert seen == {
+        name: getattr(topics_server.client, name) for name in topics_server.client.__all__
+    }
+
+
+def test_a_part_of_the_package_is_there_without_an_import_of_its_own() -> None:
+    code = "import topics_server.client as c\nassert c.errors.Refused is c.Refused"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="no attribute 'Clients'"):
+        topics_server.client.Clients  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_wrong_address_is_refused_at_once() -> None:
