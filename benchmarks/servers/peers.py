@@ -224,3 +224,27 @@ def durable_streams(folder: Path) -> ServerProcess:
     server = ServerProcess(command, found.environment(), port_file, folder / "log")
     server.wait_port()
     return server
+
+
+def rust_streams(folder: Path) -> ServerProcess:
+    """The Durable Streams server of the crate `durable-streams`, which syncs groups of appends.
+
+    Raises `NotInstalled`: `cargo install durable-streams` builds `durable-streams-server`.
+    """
+    path = program("durable-streams-server")
+    folder.mkdir()
+    port = free_port()
+    command = (path, "--port", str(port), "--data-dir", str(folder / "data"))
+    port_file = folder / "port"
+    server = ServerProcess(command, dict(os.environ), port_file, folder / "log")
+    for _ in range(START_TURNS):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(START_STEP_SECONDS)
+        else:
+            break
+    # The server writes no file with its port.
+    port_file.write_text(str(port))
+    server.wait_port()
+    return server

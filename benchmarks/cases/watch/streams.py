@@ -1,13 +1,16 @@
-"""Durable Streams compared with the official server: appends, catch-up reads, SSE; and producer
-headers. Both servers have the same protocol, so both get the same bytes in the same rounds. The
-official one (`@durable-streams/server` under Node, streams in files) syncs every append before it
-answers. Ours is measured with the default class (disk), and with class fsync, which makes the same
-promise and is judged. Unless stated otherwise, every append names its producer, like the official
-clients.
+"""Durable Streams beside two other servers: appends, catch-up reads, SSE; and producer headers.
+
+All servers speak one protocol, so all get the same bytes in the same rounds. The official one
+(`@durable-streams/server` under Node, streams in files) syncs every append before it answers. The
+one of the crate `durable-streams` is written in Rust and syncs appends in groups; it is measured if
+it is installed. Ours is measured with the default class (disk), and with class fsync, which
+promises the same as the other two and is judged. Every append here names its producer, as the
+official clients do, unless stated otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.clients.requests import append_request
 from benchmarks.clients.watching import Watchers, Wire
 from benchmarks.report.figures import Bar, Figure, Series, ratios
-from benchmarks.servers.peers import durable_streams
+from benchmarks.servers.peers import NotInstalled, durable_streams, rust_streams
 from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.server import STILL
 
@@ -41,6 +44,7 @@ STAMP = b"producer-id: {producer}\r\nproducer-epoch: 0\r\nproducer-seq: {turn}\r
 DURABILITY = {"ours": "disk", "ours, class fsync": "fsync"}
 # The end of a message: its control event follows. JSON data end with a bracket.
 EVENTS = Wire(ready="upToDate", end="}\n\n")
+RUST = "crate durable-streams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,15 @@ def called(
 
 
 def contenders(bench: Bench) -> list[Contender]:
-    """The official server, and ours in both classes."""
+    """The other servers, and ours in both classes."""
     official = bench.owned(durable_streams(bench.folder / "official"))
     ours = bench.start(settings=STILL)
     found = [Contender(label, ours, f"/v1/stream/{cls}") for label, cls in DURABILITY.items()]
-    return [*found, Contender("official", official, "/v1/stream/bench")]
+    found.append(Contender("official", official, "/v1/stream/bench"))
+    with contextlib.suppress(NotInstalled):
+        rust = bench.owned(rust_streams(bench.folder / "rust"))
+        found.append(Contender(RUST, rust, "/v1/stream/bench"))
+    return found
 
 
 def create(contender: Contender, name: str, kind: str) -> str:
@@ -158,8 +166,11 @@ def compared(case: str, name: str, taken: dict[str, list[Sample]]) -> Figure:
         rates["official"].values,
         "ours, class fsync / official, requests/s",
     )
-    notes = tuple(costs(label, samples) for label, samples in taken.items())
-    return Figure(case, name, judged, None, (*rates.values(), *latencies), notes)
+    notes = [costs(label, samples) for label, samples in taken.items()]
+    if RUST in taken:
+        beside = ratios(rates["ours, class fsync"].values, rates[RUST].values, "")
+        notes.append(f"ours, class fsync / {RUST}, requests/s: {beside.median:.2f}x")
+    return Figure(case, name, judged, None, (*rates.values(), *latencies), tuple(notes))
 
 
 # -- reads --------------------------------------------------------------------------------------
