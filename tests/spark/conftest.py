@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tests.contract.driver import Server
+from tests.spark import class_archive
 
 HAS_ARROW: Final = importlib.util.find_spec("pyarrow") is not None
 HAS_SPARK: Final = HAS_ARROW and importlib.util.find_spec("pyspark") is not None
@@ -26,9 +29,8 @@ QUICK: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-# Programs that the tests start are short too: their Java compiles quickly instead of well.
-for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-    os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1")
+for _variable in class_archive.OPTIONS:
+    os.environ.setdefault(_variable, class_archive.QUICK)
 INSTALL: Final = "./run spark-setup installs it"
 
 
@@ -58,7 +60,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def making() -> Iterator[None]:
+    """Make the archive of classes beside the tests; its processes end before the tests do."""
+    process = class_archive.start_making()
+    yield
+    if process is not None:
+        try:
+            process.wait(240)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(autouse=True)
+def _archived_classes() -> None:
+    """Each Java that a test starts maps the archive as soon as there is one."""
+    class_archive.use()
+
+
+@pytest.fixture(scope="session")
+def spark(making: None) -> Iterator[Any]:
     """One session of two cores for all tests: starting one takes seconds."""
     if not HAS_SPARK:
         pytest.skip(f"PySpark is not installed; {INSTALL}")
@@ -66,6 +87,7 @@ def spark() -> Iterator[Any]:
 
     if find_java() is None:
         pytest.skip(NO_JAVA)
+    class_archive.use()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = spark_session(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from spark_jobs import export
 from spark_jobs.running import installing
 from spark_jobs.session import NO_JAVA, find_java, set_worker_python
 from tests.contract.driver import ROOT, Server, good
+from tests.spark.class_archive import plain_environment
 from tests.spark.conftest import HAS_SPARK, INSTALL
 
 PLAIN = """
@@ -50,7 +50,8 @@ def test_a_plain_session_finds_the_source(server: Server, tmp_path: Path) -> Non
     good(api.put("t", {}))
     good(api.append("t", [{"data": n} for n in range(3)]))
     good(api.http.post("/v0/admin/seal"))
-    env = {k: v for k, v in os.environ.items() if k not in ("PYSPARK_PYTHON", "PYTHONPATH")}
+    hidden = ("PYSPARK_PYTHON", "PYTHONPATH")
+    env = {k: v for k, v in plain_environment().items() if k not in hidden}
     done = subprocess.run(
         [sys.executable, "-c", PLAIN, str(server.data_dir)],
         cwd=tmp_path,
