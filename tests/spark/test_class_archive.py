@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from spark_jobs.session import NO_JAVA, find_java
 from tests.spark import class_archive
 from tests.spark.conftest import HAS_SPARK, INSTALL
 
@@ -19,8 +21,12 @@ def test_spark_takes_its_classes_from_the_archive(tmp_path: Path) -> None:
     if not HAS_SPARK:
         pytest.skip(f"PySpark is not installed; {INSTALL}")
     key = class_archive.key_of()
-    if key is None:
-        pytest.skip("no Java was found")
+    java = find_java()
+    if key is None or java is None:
+        pytest.skip(NO_JAVA)
+    shared = [str(Path(java, "bin", "java")), "-Xshare:on", "-version"]
+    if subprocess.run(shared, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this Java came without an archive of its own classes")
     archive = class_archive.make(key)
     assert archive is not None
     assert class_archive.is_mapped(archive)

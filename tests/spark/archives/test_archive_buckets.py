@@ -41,7 +41,8 @@ import json, os, sys
 from spark_jobs.session import spark_session
 url, columns = sys.argv[1:]
 spark = spark_session("cluster", master="local-cluster[2,1,512]", config={
-    "spark.driver.memory": "512m", "spark.executor.memory": "512m"})
+    "spark.driver.memory": "512m", "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]})
 frame = spark.read.format("topics").option("minPartitions", "4").schema(columns).load(url)
 rows = [row.asDict() for row in frame.collect()]
 parts = spark.sparkContext.parallelize(range(8), 8).mapPartitions(lambda _: [os.getppid()])

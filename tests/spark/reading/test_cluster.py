@@ -25,6 +25,7 @@ from spark_jobs.session import spark_session
 data, report = sys.argv[1:]
 spark = spark_session("cluster", master="local-cluster[2,1,512]", config={
     "spark.driver.memory": "512m", "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
     "spark.sql.shuffle.partitions": "2"})
 frame = spark.read.format("topics").options(report=report, partitionBytes="300k").load(data)
 rows = sorted((row.seq, row.tag) for row in frame.select("seq", "tag").collect())
