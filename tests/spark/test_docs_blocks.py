@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,16 +137,17 @@ def test_a_stream_reads_everything_once(shell: Shell, spark: Any) -> None:
 
 
 def test_exports_and_how_their_files_are_read(shell: Shell, spark: Any) -> None:
+    import pandas
+
     lines = steps_of(block_with("# calls no server"))
     assert len(lines) == 3
     reading = block_with("read_output").text
-    script = ["import pandas", "from spark_jobs.session import spark_session"]
-    script.append('spark = spark_session("pages")')
     for number, step in enumerate(lines):
-        command = step.command.replace("out/", f"out-{number}/")
-        run_lines(shell, Block("", 0, "sh", command))
-        script += [reading.replace('"out"', f'"out-{number}"'), "print(frame.count())"]
-    assert run_python(shell, "\n".join(script)).split() == ["80", "120", "120"]
+        out = f"out-{number}"
+        run_lines(shell, Block("", 0, "sh", step.command.replace("out/", f"{out}/")))
+        names: dict[str, Any] = {"spark": spark, "pandas": pandas}
+        exec(reading.replace('"out"', repr(str(shell.folder / out))), names)
+        assert names["frame"].count() == (80, 120, 120)[number]
 
 
 def test_iceberg_tables_and_how_they_are_read(shell: Shell) -> None:
@@ -154,8 +157,20 @@ def test_iceberg_tables_and_how_they_are_read(shell: Shell) -> None:
     assert metadata.endswith(".metadata.json")
 
 
-def test_the_blocks_of_the_tour_and_of_the_examples(shell: Shell, spark: Any) -> None:
-    for words in ("./run jobs topic_volume", "topics jobs topic_volume /path/to/data"):
-        (shell.folder / "volume.svg").unlink(missing_ok=True)
-        run_lines(shell, block_with(words))
-        assert (shell.folder / "volume.svg").exists()
+def test_the_blocks_of_the_tour(shell: Shell, spark: Any) -> None:
+    (shell.folder / "volume.svg").unlink(missing_ok=True)
+    run_lines(shell, block_with("./run jobs topic_volume"))
+    assert (shell.folder / "volume.svg").exists()
+
+
+def test_the_job_of_the_examples(shell: Shell, spark: Any) -> None:
+    """In this process; the first block starts the same job by `topics jobs`."""
+    from spark_jobs import topic_volume
+
+    (shell.folder / "volume.svg").unlink(missing_ok=True)
+    (step,) = steps_of(block_with("topics jobs topic_volume /path/to/data"))
+    words = shlex.split(here(shell, step.command))
+    assert words[:3] == ["topics", "jobs", "topic_volume"]
+    with contextlib.chdir(shell.folder):
+        assert topic_volume.main(words[3:]) == 0
+    assert (shell.folder / "volume.svg").exists()
