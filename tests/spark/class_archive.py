@@ -148,6 +148,8 @@ def is_mapped(archive: Path, folder: Path = FOLDER) -> bool:
         log = Path(out, "classes.txt")
         words = f"-XX:SharedArchiveFile={archive} -XX:+UnlockDiagnosticVMOptions"
         words += f" -XX:+VerifySharedSpaces {QUIET} -Xlog:class+load:file={log}"
+        # A file that is cut off ends Java here.
+        words += f" -XX:ErrorFile={out}/crash.txt -XX:-CreateCoredumpOnCrash"
         code = _run([submit, "--version"], folder, words)
         lines = log.read_text("utf-8").splitlines() if log.exists() else []
     shared = "org.apache.spark.deploy.SparkSubmit source: shared objects file (top)"
