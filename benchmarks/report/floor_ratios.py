@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 FORMAT = 1
-# A row fails below this share of its kept ratio. Other processors change the ratio of an equal build
-# by up to a third: docs/decisions/0345-ratios-that-ci-compares.md.
+# A row fails below this share of its kept ratio. Another processor changes the ratio of an equal
+# build by up to a third: docs/decisions/0345-ratios-that-ci-compares.md.
 MARGIN = 0.5
 
 
