@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from topics_server.cli.benching.connections import Link, opened
 from topics_server.cli.benching.measured import Sample
 from topics_server.cli.benching.requests import Script
@@ -166,7 +168,7 @@ class ClosedLoop(Load):
         if status < 300:
             try:
                 records = self._script.took(body)
-            except ValueError as error:
+            except msgspec.DecodeError as error:
                 why = f"this answer is not from a topics server: {error}"
                 self.failed(refused(status, "bad_answer", why))
                 return

@@ -31,7 +31,10 @@ class Script(Protocol):
         """The next request; None if there is none."""
 
     def took(self, body: bytes) -> int:
-        """The number of records, or jobs, of a successful answer."""
+        """The number of records, or jobs, of a successful answer.
+
+        Raises `msgspec.DecodeError` for an answer of another server.
+        """
 
 
 class RequestTarget(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from topics_server.cli.benching.requests import (
@@ -81,5 +82,5 @@ def test_claims_end_with_the_first_that_finds_no_job_and_become_acks() -> None:
 
 def test_an_answer_of_another_server_is_an_error() -> None:
     claims = ClaimScript(target_of("http://h", {}), "/v0/topics/q", 2)
-    with pytest.raises(ValueError, match="claimed"):
+    with pytest.raises(msgspec.DecodeError, match="claimed"):
         claims.took(b"{}")
