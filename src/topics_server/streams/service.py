@@ -72,6 +72,9 @@ class Streams:
         self._clock = clock
         # Readers that wait for more of a topic: the topic counts as used while there are any.
         self._waiting: Counter[int] = Counter()
+        # The page that was read last for a reader that had waited, and what it depends on: topic,
+        # revision, position, limit.
+        self._newest: tuple[tuple[int, int, int, int], StreamPage | None] = ((0, 0, 0, 0), None)
         self._forks = Forks(store, writes)
         self._lifetimes = Lifetimes(store, registry, clock, self._waiting)
 
@@ -379,22 +382,42 @@ class Streams:
         """
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         while True:
-            page = await self.read(path, at, max_bytes, explicit=True)
+            topic = self._read_by(path, at)
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms > 0 and topic.log.head_seq == at.seq and not self._ends(topic):
+                await self._until_change(topic, left_ms)
+                continue
+            page = self._shared_page(topic, at, max_bytes)
+            if page is None:
+                revision = topic.revision
+                page = await self.read(path, at, max_bytes, explicit=True)
+                self._share(topic, revision, at, max_bytes, page)
             if page.datas or page.is_closed or self.is_draining:
                 return page
             at = page.next
-            if not page.is_up_to_date:
-                continue
-            left_ms = deadline_ms - self._clock.monotonic_ms()
-            if left_ms <= 0:
+            if page.is_up_to_date and left_ms <= 0:
                 return page
-            topic = self._topic(path)
-            if topic.log.head_seq == at.seq and topic.topic_id == page.view.topic_id:
-                await self._until_change(topic, left_ms)
+
+    def _ends(self, topic: Topic) -> bool:
+        """Whether a reader at the end must not wait: the stream is closed, or the server stops."""
+        return self.is_draining or (topic.stream is not None and topic.stream.facts.is_closed)
+
+    def _shared_page(self, topic: Topic, at: Position, max_bytes: int) -> StreamPage | None:
+        """The page that another reader at this position has just read, if nothing changed since."""
+        key, page = self._newest
+        return page if key == (topic.topic_id, topic.revision, at.seq, max_bytes) else None
+
+    def _share(
+        self, topic: Topic, revision: int, at: Position, max_bytes: int, page: StreamPage
+    ) -> None:
+        """Keep a page of new messages for the other readers that waited for them.
+
+        Not where time alone changes what a reader gets.
+        """
+        if page.datas and page.is_up_to_date and not topic.config.ttl_ms:
+            self._newest = (topic.topic_id, revision, at.seq, max_bytes), page
 
     async def _until_change(self, topic: Topic, left_ms: float) -> None:
-        if topic.stream is not None and topic.stream.facts.is_closed:
-            return
         topic_id = topic.topic_id
         self._waiting[topic_id] += 1
         try:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from topics_server.engine.answers import ReadRequest
@@ -298,6 +299,51 @@ def test_a_waiting_reader_hears_of_records_and_of_the_end(server: Server) -> Non
         await asyncio.sleep(0.02)
         await streams.close("s", None)
         assert (await waiting).is_closed
+        await server.node.close()
+
+    run(story())
+
+
+def test_readers_who_waited_for_the_same_messages_share_their_page(server: Server) -> None:
+    async def story() -> None:
+        streams = await server.start()
+        await streams.create("s", JSON)
+        waiting = [
+            asyncio.ensure_future(streams.wait("s", BEGINNING, limit, 20_000))
+            for limit in (1 << 20, 1 << 20, 1)
+        ]
+        await asyncio.sleep(0.02)
+        await streams.append("s", b"7", appended("application/json"))
+        one, other, smaller = await asyncio.gather(*waiting)
+        assert one is other
+        assert smaller is not one
+        assert one.datas == smaller.datas == [b"7"]
+        # Every change makes the page old.
+        await streams.append("s", b"8", appended("application/json"))
+        assert (await streams.wait("s", BEGINNING, 1 << 20, 20_000)).datas == [b"7", b"8"]
+        await server.node.store.delete("s", before_seq=2, match=None)
+        assert (await streams.wait("s", BEGINNING, 1 << 20, 20_000)).datas == [b"8"]
+        await streams.close("s", None)
+        assert (await streams.wait("s", BEGINNING, 1 << 20, 20_000)).is_closed
+        await server.node.close()
+
+    run(story())
+
+
+def test_readers_of_records_that_expire_share_no_page(server: Server) -> None:
+    async def story() -> None:
+        streams = await server.start()
+        await streams.create("s", JSON)
+        topic = server.node.store.topic("s")
+        topic.config = msgspec.structs.replace(topic.config, ttl_ms=3_600_000)
+        waiting = [
+            asyncio.ensure_future(streams.wait("s", BEGINNING, 1 << 20, 20_000)) for _ in range(2)
+        ]
+        await asyncio.sleep(0.02)
+        await streams.append("s", b"7", appended("application/json"))
+        one, other = await asyncio.gather(*waiting)
+        assert one is not other
+        assert one == other
         await server.node.close()
 
     run(story())

@@ -113,7 +113,12 @@ class Follower:
         try:
             while page is not None:
                 self._cursor = max(self._cursor, cursor_after(None, now_ms(), 0))
-                await self._put(data_frame(page) + control_frame(page, self._cursor))
+                # Readers that waited for the same messages have the same page.
+                events = page.encoded.get(self._cursor)
+                if events is None:
+                    events = data_frame(page) + control_frame(page, self._cursor)
+                    page.encoded[self._cursor] = events
+                await self._put(events)
                 if page.is_closed:
                     return
                 at, is_up_to_date = page.next, page.is_up_to_date
