@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.contract.conftest import URL, NewServer
+from tests.contract.conftest import NewServer
 from tests.contract.driver import ROOT, Api, Json, Server, eventually, good
 from tests.contract.queues.queues import LONG_MS, Queue, seqs_of
 
@@ -76,32 +75,6 @@ def held(api: Api) -> Json:
     }
 
 
-Killed = tuple[Path, Json]
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """The data directory of a filled server that was killed, and its content."""
-    if URL:
-        pytest.skip("needs a server of its own; TOPICS_CONTRACT_URL names a shared one")
-    folder = tmp_path_factory.mktemp("killed")
-    server = faulty(lambda **env: Server(folder, env), folder / "fault")
-    try:
-        expected = filled(server.start())
-    finally:
-        server.signal(signal.SIGKILL)
-        for client in server.clients:
-            client.close()
-    return server.data_dir, expected
-
-
-def on_a_copy(killed: Killed, server: Server) -> Json:
-    """Give a server a copy of the killed one's directory; its content."""
-    folder, expected = killed
-    shutil.copytree(folder, server.data_dir)
-    return expected
-
-
 def faulty(own: NewServer, fault: Path, **env: str) -> Server:
     """A server whose syncs take as long as the file `fault` says."""
     given = {"PYTHONPATH": FAULTS, "CONTRACT_SYNC_FAULT": str(fault), "TOPICS_WAL_SHARDS": "2"}
@@ -150,14 +123,15 @@ def is_late(began: float) -> bool:
 
 @pytest.mark.parametrize("when", ["replaying", "syncing"])
 def test_sigterm_in_the_middle_of_a_recovery_loses_nothing(
-    own: NewServer, tmp_path: Path, killed: Killed, when: str
+    own: NewServer, tmp_path: Path, when: str
 ) -> None:
     """The test stops the server three times in a row, because an interrupted recovery may leave
     files for the next one.
     """
     fault = tmp_path / "fault"
     server = faulty(own, fault)
-    expected = on_a_copy(killed, server)
+    expected = filled(server.start())
+    server.signal(signal.SIGKILL)
     if when == "syncing":
         fault.write_text("2")
     for _ in range(3):
@@ -174,12 +148,13 @@ def test_sigterm_in_the_middle_of_a_recovery_loses_nothing(
 
 
 def test_sigterm_in_the_middle_of_a_checkpoint_loses_nothing(
-    own: NewServer, tmp_path: Path, killed: Killed
+    own: NewServer, tmp_path: Path
 ) -> None:
     fault = tmp_path / "fault"
     # The checkpoint begins after the store was filled, and its snapshot takes long to finish.
     server = faulty(own, fault)
-    expected = on_a_copy(killed, server)
+    expected = filled(server.start())
+    server.signal(signal.SIGKILL)
     server.env = {**server.env, "TOPICS_CHECKPOINT_INTERVAL_MS": "1000"}
     api = server.start()
     last = BATCH * BATCHES
