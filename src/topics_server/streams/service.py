@@ -8,6 +8,7 @@ moment; its topic is dropped soon after (`lifetimes`). A deleted record is skipp
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 
@@ -50,6 +51,10 @@ from topics_server.values.model import ProducerStamp, StreamFacts, StreamStep, T
 DEFAULT_TYPE = "application/octet-stream"
 # The maximum of messages in one page; the caller limits its bytes.
 _PAGE_RECORDS_MAX = 4096
+# How long a page of readers that waited is kept for the others: they are woken within a few turns
+# of the loop, and a page may have a message of many MiB.
+_SHARED_S = 1.0
+_NO_PAGE: tuple[tuple[int, int, int, int], StreamPage | None] = ((0, 0, 0, 0), None)
 
 
 class Streams:
@@ -74,7 +79,7 @@ class Streams:
         self._waiting: Counter[int] = Counter()
         # The page that was read last for a reader that had waited, and what it depends on: topic,
         # revision, position, limit.
-        self._newest: tuple[tuple[int, int, int, int], StreamPage | None] = ((0, 0, 0, 0), None)
+        self._newest = _NO_PAGE
         self._forks = Forks(store, writes)
         self._lifetimes = Lifetimes(store, registry, clock, self._waiting)
 
@@ -415,7 +420,13 @@ class Streams:
         Not where time alone changes what a reader gets.
         """
         if page.datas and page.is_up_to_date and not topic.config.ttl_ms:
+            if self._newest is _NO_PAGE:
+                # One timer at a time: a timer for each page would keep many pages.
+                asyncio.get_running_loop().call_later(_SHARED_S, self._unshare)
             self._newest = (topic.topic_id, revision, at.seq, max_bytes), page
+
+    def _unshare(self) -> None:
+        self._newest = _NO_PAGE
 
     async def _until_change(self, topic: Topic, left_ms: float) -> None:
         topic_id = topic.topic_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
 from topics_server.node.node import Node
 from topics_server.settings import Settings
+from topics_server.streams import service
 from topics_server.streams.service import Streams
 from topics_server.streams.values import (
     BEGINNING,
@@ -325,6 +327,30 @@ def test_readers_who_waited_for_the_same_messages_share_their_page(server: Serve
         assert (await streams.wait("s", BEGINNING, 1 << 20, 20_000)).datas == [b"8"]
         await streams.close("s", None)
         assert (await streams.wait("s", BEGINNING, 1 << 20, 20_000)).is_closed
+        await server.node.close()
+
+    run(story())
+
+
+def test_a_shared_page_is_kept_for_a_moment(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_SHARED_S", 0.02)
+
+    async def story() -> None:
+        streams = await server.start()
+        await streams.create("kept", JSON)
+        for number in range(3):
+            waiting = asyncio.ensure_future(
+                streams.wait("kept", streams.head("kept").tail, 1 << 20, 20_000)
+            )
+            await asyncio.sleep(0.02)
+            await streams.append("kept", b"%d" % number, appended("application/json"))
+            assert (await waiting).datas == [b"%d" % number]
+        del waiting
+        await asyncio.sleep(0.1)
+        pages = [each for each in gc.get_objects() if isinstance(each, StreamPage)]
+        assert not [page for page in pages if page.view.path == "kept"]
         await server.node.close()
 
     run(story())

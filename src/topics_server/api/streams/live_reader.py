@@ -113,12 +113,11 @@ class Follower:
         try:
             while page is not None:
                 self._cursor = max(self._cursor, cursor_after(None, now_ms(), 0))
-                # Readers that waited for the same messages have the same page.
-                events = page.encoded.get(self._cursor)
-                if events is None:
-                    events = data_frame(page) + control_frame(page, self._cursor)
-                    page.encoded[self._cursor] = events
-                await self._put(events)
+                # Readers that waited for the same messages have the same page, but cursors of
+                # their own.
+                if not page.encoded:
+                    page.encoded.append(data_frame(page))
+                await self._put(page.encoded[0] + control_frame(page, self._cursor))
                 if page.is_closed:
                     return
                 at, is_up_to_date = page.next, page.is_up_to_date

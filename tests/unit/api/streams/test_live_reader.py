@@ -39,7 +39,7 @@ class Quiet:
         return found
 
 
-async def told_of(streams: Quiet, **changes: Any) -> list[bytes]:
+async def told_of(streams: Quiet, *, cursor: int | None = None, **changes: Any) -> list[bytes]:
     """The frames that a reader gets, beginning with an empty page."""
     settings: Any = FakeSettings(**{"streams_sse_ms": 60_000, **changes})
     state = ServerState(settings=settings, progress=lambda: 0.5, phase="ready")
@@ -53,7 +53,7 @@ async def told_of(streams: Quiet, **changes: Any) -> list[bytes]:
         raise AssertionError
 
     some: Any = streams
-    follower = Follower(state, some, "s", page(), None, EVERYBODY, heartbeat_ms=7_000)
+    follower = Follower(state, some, "s", page(), cursor, EVERYBODY, heartbeat_ms=7_000)
     await follower.run(receive, send)
     assert sent[0].startswith(b"event: control\n")
     assert sent[-1] == b"", "the response is whole"
@@ -87,3 +87,11 @@ async def test_no_comment_comes_where_the_end_comes_first() -> None:
     streams = Quiet(page())
     assert await told_of(streams, streams_sse_ms=3_000) == []
     assert streams.waited_ms[0] <= 3_000
+
+
+async def test_readers_of_one_page_with_other_cursors_share_the_text_of_its_messages() -> None:
+    """A page may be kept for other readers: its memory does not grow with their cursors."""
+    shared = page(b"x" * 10_000)
+    told = [await told_of(Quiet(shared, page(first=2)), cursor=2**40 + each) for each in range(20)]
+    assert len({pieces[0] for pieces in told}) == 20
+    assert sum(map(len, shared.encoded)) < 2 * 10_000
