@@ -99,4 +99,10 @@ class FollowLoad(Load):
         request = self._script.next()
         assert request is not None, "an append is repeated without an end"
         self._has_answer = self._has_frame = False
-        self._writer.send(request)
+        if self._writer.stays_open:
+            self._writer.send(request)
+            return
+        # The last answer ended the connection.
+        old, self._writer = self._writer, Link(self.url, self)
+        self.retire(old)
+        self.spawn(self._writer, lambda opened: opened.send(request))

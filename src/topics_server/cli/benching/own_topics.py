@@ -21,6 +21,8 @@ from topics_server.runtime.clock import random_hex
 
 # A server that does not answer must not hold the end of a run for long.
 REMOVE_S = 10.0
+# After these answers, a server's or a proxy's, a topic may exist all the same.
+IN_DOUBT = (500, 502, 504)
 
 
 class _Made(msgspec.Struct):
@@ -43,7 +45,11 @@ class OwnTopics:
         self.left.append(topic)  # an interrupt must not lose it
         try:
             made = msgspec.json.decode(self._client.call("PUT", path, body), type=_Made)
-        except (CallRefused, msgspec.DecodeError):
+        except CallRefused as error:
+            if error.status not in IN_DOUBT:
+                self.left.remove(topic)
+            raise
+        except msgspec.DecodeError:
             self.left.remove(topic)
             raise
         except ServerUnreachable as error:
@@ -56,8 +62,12 @@ class OwnTopics:
         return topic
 
     def remove(self, topic: str) -> None:
-        """Remove a topic. Raises `CallRefused`, `ServerUnreachable`."""
-        self._client.call("DELETE", topic_path(topic), timeout_s=REMOVE_S, repeatable=True)
+        """Remove a topic, if it exists. Raises `CallRefused`, `ServerUnreachable`."""
+        try:
+            self._client.call("DELETE", topic_path(topic), timeout_s=REMOVE_S, repeatable=True)
+        except CallRefused as error:
+            if error.code != "topic_not_found":
+                raise
         self.left.remove(topic)
 
     def remove_all(self) -> Failure | None:

@@ -43,6 +43,8 @@ class Pretender(http.server.ThreadingHTTPServer):
         self.closes = False  # every connection, after each answer
         self.answers_body: bytes | None = None  # to every request but PUT and DELETE
         self.topics: set[str] = set()
+        self.makes_refused_topics = False  # a refused PUT makes its topic all the same
+        self.appended = threading.Semaphore(0)  # records that no live stream has sent yet
         self.asked: dict[tuple[str, str], int] = {}
         self.connections = 0
         self.lock = threading.Lock()
@@ -75,6 +77,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             )
         refusal = self.server.judge(self.command, call, number)
         if refusal is not None:
+            if self.command == "PUT" and self.server.makes_refused_topics:
+                self.server.topics.add(topic)
             error = {"code": refusal.code, "message": "m", "detail": refusal.detail}
             self._say(refusal.status, json.dumps({"error": error}).encode())
         elif self.command == "PUT":
@@ -83,10 +87,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif self.command == "DELETE":
             self.server.topics.discard(topic)
             self._say(200, b'{"deleted":true}')
+        elif call == "live":
+            self._follow()
         else:
+            self.server.appended.release()
             self._say(
                 200, self.server.answers_body or self._answer(call, json.loads(body or b"{}"))
             )
+
+    def _follow(self) -> None:
+        """A live stream, until its reader has gone."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"event: caught-up\ndata: {}\n\n")
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.flush()
+                self.server.appended.acquire()
+                self.wfile.write(b"event: record\ndata: {}\n\n")
 
     def _answer(self, call: str, asked: dict[str, Any]) -> bytes:
         if call == "diff":

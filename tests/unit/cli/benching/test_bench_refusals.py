@@ -180,3 +180,44 @@ def test_a_name_that_is_taken_is_left_alone(
     ran = bench(server, "--only", "append")
     assert (ran.exit_code, ran.stderr) == (1, "taken: m\n")
     assert ("DELETE", "") not in server.asked
+
+
+def test_a_topic_that_is_gone_does_not_remain(server: Pretender) -> None:
+    """It was removed by somebody else, or by a request whose answer was lost."""
+
+    def judge(method: str, _call: str, _n: int) -> Refusal | None:
+        server.topics.clear()
+        return Refusal(404, "topic_not_found") if method == "DELETE" else None
+
+    server.judge = judge
+    ran = bench(server, "--only", "append")
+    assert (ran.exit_code, ran.stderr.count("remain")) == (0, 0), ran.stderr
+
+
+def test_a_path_without_the_call_does_not_mean_that_a_topic_is_gone(server: Pretender) -> None:
+    server.judge = lambda method, _call, _n: (
+        Refusal(404, "not_found") if method == "DELETE" else None
+    )
+    ran = bench(server, "--only", "append")
+    assert ran.exit_code == 1
+    assert "these topics remain" in ran.stderr
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, "internal"), (502, "bad"), (504, "late")])
+def test_a_topic_that_an_error_may_have_made_is_removed(
+    server: Pretender, status: int, code: str
+) -> None:
+    """A proxy gave up, or the server failed, after the topic was made."""
+    server.judge = lambda method, _call, _n: Refusal(status, code) if method == "PUT" else None
+    server.makes_refused_topics = True
+    ran = bench(server, "--only", "append")
+    assert (ran.exit_code, ran.stderr) == (1, f"{code}: m\n")
+    assert server.topics == set()
+
+
+def test_a_writer_whose_connections_end_is_followed_too(server: Pretender) -> None:
+    server.closes = True
+    ran = bench(server, "--only", "follow", "--seconds", "0.5")
+    assert ran.exit_code == 0, ran.stderr
+    (row,) = rows_of(ran)
+    assert row["requests"] > 1
