@@ -165,7 +165,14 @@ _MODULES: Final = {
     }.items()
     for name in names.split()
 }
-_PARTS: Final = frozenset(module.partition(".")[0] for module in _MODULES.values())
+# The parts that the docstring names, of which some have no public name here.
+_PARTS: Final = frozenset(
+    [
+        *(module.partition(".")[0] for module in _MODULES.values()),
+        *"addresses blocking_client calls coroutine_client effects event_frames".split(),
+        *"exchange retries".split(),
+    ]
+)
 
 
 def __getattr__(name: str) -> Any:
