@@ -122,8 +122,8 @@ class StreamPage(msgspec.Struct, frozen=True):
 
     `next`: the position of the next read. `is_up_to_date`: the page reaches the stream's end at the
     time of the read; `is_closed`: and the stream is closed. `view`: the stream at that time.
-    `encoded`: empty, or the event of the messages that live readers get, once: readers that wait
-    for the same messages share the page.
+    `encoded`: empty, or one cursor and the events that a live reader with this cursor gets; readers
+    that wait for the same messages share the page.
     """
 
     view: StreamView
@@ -132,7 +132,7 @@ class StreamPage(msgspec.Struct, frozen=True):
     next: Position
     is_up_to_date: bool
     is_closed: bool
-    encoded: list[bytes] = msgspec.field(default_factory=list)
+    encoded: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
 
     @property
     def ends(self) -> list[Position]:

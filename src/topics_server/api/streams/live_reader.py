@@ -113,11 +113,7 @@ class Follower:
         try:
             while page is not None:
                 self._cursor = max(self._cursor, cursor_after(None, now_ms(), 0))
-                # Readers that waited for the same messages have the same page, but cursors of
-                # their own.
-                if not page.encoded:
-                    page.encoded.append(data_frame(page))
-                await self._put(page.encoded[0] + control_frame(page, self._cursor))
+                await self._put(events_of(page, self._cursor))
                 if page.is_closed:
                     return
                 at, is_up_to_date = page.next, page.is_up_to_date
@@ -165,6 +161,21 @@ class Follower:
             waiting.result()
         finally:
             waiting.cancel()
+
+
+def events_of(page: StreamPage, cursor: int) -> bytes:
+    """The events of a page: its messages, and where the reader is.
+
+    Readers that waited for the same messages have the same page, and most have the same cursor.
+    The page keeps the events of one cursor; the others copy the messages from there.
+    """
+    if not page.encoded:
+        page.encoded.append((cursor, data_frame(page) + control_frame(page, cursor)))
+    kept, events = page.encoded[0]
+    if kept == cursor:
+        return events
+    end = len(events) - len(control_frame(page, kept))
+    return b"".join((memoryview(events)[:end], control_frame(page, cursor)))
 
 
 async def left(receive: Receive) -> None:

@@ -13,7 +13,8 @@ import pytest
 from tests.api.conftest import FakeSettings
 from tests.unit.api.streams.test_pages import page
 from topics_server.api.context import ServerState
-from topics_server.api.streams.live_reader import Follower
+from topics_server.api.streams.frames import control_frame, data_frame
+from topics_server.api.streams.live_reader import Follower, events_of
 from topics_server.auth.api_keys import EVERYBODY
 from topics_server.streams.values import Position, StreamPage
 
@@ -92,6 +93,18 @@ async def test_no_comment_comes_where_the_end_comes_first() -> None:
 async def test_readers_of_one_page_with_other_cursors_share_the_text_of_its_messages() -> None:
     """A page may be kept for other readers: its memory does not grow with their cursors."""
     shared = page(b"x" * 10_000)
-    told = [await told_of(Quiet(shared, page(first=2)), cursor=2**40 + each) for each in range(20)]
-    assert len({pieces[0] for pieces in told}) == 20
-    assert sum(map(len, shared.encoded)) < 2 * 10_000
+    # Each reader gets a random cursor of the 180 behind its own.
+    cursors = [2**40 + 1_000 * each for each in range(20)]
+    told = [(await told_of(Quiet(shared, page(first=2)), cursor=each))[0] for each in cursors]
+    assert len(set(told)) == 20
+    assert all(events.startswith(data_frame(shared) + b"event: control\n") for events in told)
+    assert sum(len(events) for _, events in shared.encoded) < 2 * 10_000
+
+
+def test_the_events_of_a_cursor_do_not_depend_on_who_came_before() -> None:
+    shared = page(b"1", b"2", kind="application/json")
+    for cursor in (7, 1_000, 7, 12):
+        alone = page(b"1", b"2", kind="application/json")
+        assert events_of(shared, cursor) == events_of(alone, cursor)
+        assert events_of(alone, cursor) == data_frame(alone) + control_frame(alone, cursor)
+    assert events_of(shared, 7) is events_of(shared, 7)
