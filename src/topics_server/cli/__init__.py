@@ -215,6 +215,9 @@ class Verbs(click.Group):
         # start. It does without, as where they are not installed.
         sys.modules.setdefault("httpx._main", cast(Any, None))
         module = importlib.import_module(f"{__name__}.{FOLDERS[cmd_name]}.{name}")
+        if "httpx" in sys.modules and sys.modules.get("httpx._main", sys) is None:
+            # It has looked; a program that runs a verb in its process may import that module.
+            del sys.modules["httpx._main"]
         command = module.command
         assert isinstance(command, click.Command), f"{cmd_name} has a command"
         return command

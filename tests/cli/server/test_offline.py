@@ -44,6 +44,16 @@ def test_a_verb_that_calls_a_server_loads_its_transport_and_little_else(verb: st
     assert done.stdout.decode().splitlines()[-1] == "['httpx']"
 
 
+def test_a_program_that_ran_a_verb_may_import_the_command_line_of_httpx() -> None:
+    code = (
+        "import sys\nfrom topics_server.cli import main\n"
+        "main(['ls', '--help'], standalone_mode=False)\n"
+        "assert 'httpx' in sys.modules and 'rich' not in sys.modules\n"
+        "assert None not in sys.modules.values()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(alone: Topics, verb: str) -> None:
     text = alone.good(verb, "--help").out.decode()
