@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.api.test_direct import APPEND, DIFF, JSON, SETTINGS, Side, request, turns
+from tests.unit.api.test_direct import APPEND, DIFF, JSON, SETTINGS, Side, request
+from tests.unit.http.exchange.test_joined_writes import turns
 from topics_server.http.connection import HttpConnection
 
 pytestmark = pytest.mark.anyio
