@@ -443,6 +443,9 @@ class LeaseBook(KeptJobs):
             self._forget_gone(list(self._places.due(now_ms)))
         self._places.advance(now_ms)
         if self.unclaimed.delayed_until:
+            if self._gone_delayed.count:
+                due = self.unclaimed.due(now_ms)
+                self.forget_seqs([seq for seq in due if self._gone_delayed.has(seq)])
             self.unclaimed.advance(now_ms)
         if live is not None and live.floor_seq > self._floor_seq:
             self.forget_below(live.floor_seq)

@@ -111,6 +111,11 @@ class UnclaimedJobs:
         """The time of the next delayed job; None if there is none."""
         return self._delayed.next_ms()
 
+    def due(self, now_ms: int) -> list[int]:
+        """The delayed jobs whose time has come."""
+        first_ms = self._delayed.next_ms()
+        return [] if first_ms is None or first_ms > now_ms else list(self._delayed.due(now_ms))
+
     def offer(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Search these seqs too, although the cursor has passed them."""
         new = list(ranges)

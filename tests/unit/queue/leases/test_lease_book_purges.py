@@ -128,6 +128,24 @@ def test_deleted_jobs_that_are_still_there_are_seen_by_nobody(
         assert many.counts(NOW + 1_000) == one.counts(NOW + 1_000)
 
 
+def test_deleted_jobs_whose_delay_ends_before_they_are_forgotten_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They must not hide delayed jobs that live."""
+    monkeypatch.setattr(kept_jobs, "FREED_JOBS", 3)
+    desk = Desk(60)
+    for seq in range(1, 21):
+        desk.book.delay(seq, NOW + (10 if seq <= 10 else 500))
+    _delete_at_once(desk, list(range(1, 11)))
+    assert len(desk.book.unclaimed.delayed_until) == 20, "none is taken out yet"
+    assert desk.counts(NOW) == (40, 0, 10, 0)
+    assert desk.counts(NOW + 20) == (40, 0, 10, 0)
+    while desk.book._forget_some():
+        assert desk.counts(NOW + 20) == (40, 0, 10, 0)
+    assert len(desk.claim(60, NOW + 20)) == 40
+    assert desk.counts(NOW + 20) == (0, 40, 10, 0)
+
+
 def test_nobody_holds_or_moves_a_deleted_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acks, nacks, extends, moves and ends of streams skip deleted jobs that are not forgotten
     yet.
