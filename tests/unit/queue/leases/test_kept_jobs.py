@@ -21,7 +21,7 @@ class Calls:
     """Random calls; time and floor only rise."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(f"unfinished deletes {seed}")
+        self.rng = random.Random(f"kept jobs {seed}")
         self.now_ms = NOW
         self._floor_seq = 1
 
