@@ -176,7 +176,8 @@ def test_a_lost_lease_is_reported_and_its_result_discarded(
 ) -> None:
     gate = Gate()
     fake.add(1)
-    run = start(gate, push=push, lease_ms=120)
+    # Long enough that the lease does not end by itself on a busy machine.
+    run = start(gate, push=push, lease_ms=1500)
     gate.wait()
     fake.steal(1)
     assert gate.jobs[0].lost.wait(10)
