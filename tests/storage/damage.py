@@ -849,7 +849,7 @@ def _check_heals_with(store: StoreCopy, disk: FakeDisk, *, is_last: bool) -> Fak
 
 
 def run_cases(store: StoreCopy, cases: list[Case]) -> Tally:
-    """Judge all of them."""
+    """Judge the server's answer to each damaged copy of the store."""
     tally = Tally()
     for case in cases:
         if case.kind in ("revived", "old_flags") and is_behind_every_anchor(store, case):

@@ -492,7 +492,7 @@ class SocketWatcher(Watcher):
 
 
 class Chaos:
-    """One run."""
+    """One run: watchers follow topics of a server that is killed again and again."""
 
     def __init__(self, directory: Path, seed: int, watchers: int, kills: int) -> None:
         self.seed = f"{seed}"

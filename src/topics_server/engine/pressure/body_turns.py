@@ -75,7 +75,8 @@ class BodyTurns:
         took_ms = monotonic_ms() - self._began_ms
         self._taken_bytes = 0
         if self._is_resting:
-            # Small bodies used this turn; the larger ones wait for the end of the rest.
+            # The turn was for small bodies, which a rest does not delay. Larger bodies wait
+            # until the rest is over.
             return
         if took_ms > _LONG_MS:
             self._is_resting = True

@@ -94,7 +94,7 @@ class KeptJobs:
         return bool(self._gone or self._gone_delayed)
 
     def _forget_gone(self, seqs: Iterable[int]) -> None:
-        """Forget the deleted ones of these jobs."""
+        """Forget those of these jobs that are deleted."""
         if self._gone.count:
             self.forget_seqs([seq for seq in seqs if self._gone.has(seq)])
 
