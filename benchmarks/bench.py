@@ -131,8 +131,7 @@ class Bench:
             ),
         )
 
-    @staticmethod
-    def costed(server: HasCost, side: Side) -> Sample:
+    def costed(self, server: HasCost, side: Side) -> Sample:
         """Run one round, and add the server's CPU time per request.
 
         Returns once the server is idle.

@@ -21,9 +21,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.bench import Bench, Options, Side, settle
+from benchmarks.bench import Bench, HasCost, Options, Side, settle
 from benchmarks.cases.registry import STORE_CASES
-from benchmarks.clients.loader import BenchmarkError, Loader, Sample
+from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.report.floor_ratios import (
     MARGIN,
     FileProblem,
@@ -35,7 +35,6 @@ from benchmarks.report.floor_ratios import (
 )
 from benchmarks.report.machine import describe
 from benchmarks.report.terminal import say
-from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.server import DEFAULT_COMMAND
 
 KEPT = Path(__file__).parent / "results" / "floor-ratios.json"
@@ -55,32 +54,15 @@ class ShortBench(Bench):
     def __init__(self, options: Options, noise_ms: list[float]) -> None:
         super().__init__(options, noise_ms)
         self.taken: list[dict[str, list[Sample]]] = []  # one for each figure of the case
-        self._settled: set[int] = set()
+        self._settled: set[HasCost] = set()
 
-    def load(
-        self,
-        server: ServerProcess,
-        requests: Path,
-        *,
-        connections: int = 1,
-        seconds: float | None = None,
-        count: int = 0,
-        loader: Loader | None = None,
-        stamp: bool = False,
-    ) -> Sample:
-        """Run one round. Wait for an idle server only after its first one: a wait is longer than
-        a round, and these cases neither seal nor take checkpoints.
+    def costed(self, server: HasCost, side: Side) -> Sample:
+        """Run one round, without its cost. Wait for an idle server only after its first round: a
+        wait is longer than a round, and these cases neither seal nor take checkpoints.
         """
-        sample = (loader or self.loader).run(
-            server.port,
-            requests,
-            connections=connections,
-            seconds=self.options.seconds if seconds is None else seconds,
-            count=count,
-            stamp=stamp,
-        )
-        if server.pid not in self._settled:
-            self._settled.add(server.pid)
+        sample = side()
+        if server not in self._settled:
+            self._settled.add(server)
             settle(server)
         return sample
 
