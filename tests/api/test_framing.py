@@ -1,4 +1,4 @@
-"""Issue 8, must-show 3, without a proxy: each row of `framing` against a real server, also byte by
+"""Without a proxy: each row of `framing` against a real server, also byte by
 byte.
 """
 

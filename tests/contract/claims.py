@@ -3,7 +3,7 @@
 Owns the form of `tests/contract/sections/*.toml` and of `docs/CONTRACT.md`. A claim is one sentence
 of the contract in our own words; `due` names the part of the project that must satisfy it; `tests`
 are the ids of its tests. A test names its claims in the first lines of its docstring, in square
-brackets: `§3.3 [3.3-04, S-50]`.
+brackets: `Contract §3.3 [3.3-04, S-50]`.
 
 `python -m tests.contract.claims` copies those brackets into the `tests` lists and writes the
 document. Everything but `main` is pure except for reading the given files. Called by

@@ -19,7 +19,7 @@ JSON = "Content-Type: application/json"
 
 
 def test_unknown_fields_are_ignored_wherever_they_stand(api: Api, topic: str) -> None:
-    """§0.1 [0.1-02, S-20]"""
+    """Contract §0.1 [0.1-02, S-20]"""
     put = good(api.put(topic, {"ttl_ms": 0, "from_the_future": {"a": [1]}}))
     assert "from_the_future" not in put["config"]
     record = {"data": 1, "colour": "red"}
@@ -31,7 +31,7 @@ def test_unknown_fields_are_ignored_wherever_they_stand(api: Api, topic: str) ->
 
 
 def test_only_the_path_routes_not_the_host(own: NewServer, topic: str) -> None:
-    """§0.1 [0.1-01, 0.1-03]"""
+    """Contract §0.1 [0.1-01, 0.1-03]"""
     # Without keys a server on loopback accepts only its own names, so that pages cannot call it by
     # another.
     api = own(TOPICS_ALLOWED_HOSTS="*").start()
@@ -45,7 +45,7 @@ def test_only_the_path_routes_not_the_host(own: NewServer, topic: str) -> None:
 
 
 def test_a_name_with_a_tenant_part_is_one_plain_name(api: Api, names: Callable[[str], str]) -> None:
-    """§0.11 [0.11-01]"""
+    """Contract §0.11 [0.11-01]"""
     name = names("tenant")
     api.add(f"{name}:a", 1)
     api.add(f"{name}:b", 1, 2)
@@ -105,7 +105,7 @@ def test_a_body_without_the_json_media_type_is_415_and_says_what_to_add(
 def test_the_json_media_type_is_taken_in_any_case_with_any_parameters(
     api: Api, topic: str, media: str
 ) -> None:
-    """§0.3 [0.3-01, S-81]"""
+    """Contract §0.3 [0.3-01, S-81]"""
     answer = api.raw(
         "POST", f"/v0/topics/{topic}", b'{"records":[{"data":1}]}', [f"Content-Type: {media}"]
     )
@@ -113,7 +113,7 @@ def test_the_json_media_type_is_taken_in_any_case_with_any_parameters(
 
 
 def test_every_answer_of_the_data_plane_is_json(api: Api, topic: str) -> None:
-    """§0.3 [0.3-02, 0.5-02]"""
+    """Contract §0.3 [0.3-02, 0.5-02]"""
     answers = [
         api.put(topic),
         api.append(topic, [{"data": 1}]),
@@ -133,14 +133,14 @@ def test_every_answer_of_the_data_plane_is_json(api: Api, topic: str) -> None:
 
 
 def test_data_of_every_json_type_comes_back_as_it_was(api: Api, topic: str) -> None:
-    """§0.3 [0.3-03, 0.4-07, 0.4-09]"""
+    """Contract §0.3 [0.3-03, 0.4-07, 0.4-09]"""
     datas: list[Any] = [{"a": [1, None]}, [], {}, [[]], "text", "", 0, -1.5, True, False, None]
     api.add(topic, *datas)
     assert [record["data"] for record in api.read_all(topic)] == datas
 
 
 def test_a_gzip_request_is_read(api: Api, topic: str) -> None:
-    """§0.3 [0.3-04]"""
+    """Contract §0.3 [0.3-04]"""
     body = gzip.compress(json.dumps({"records": [{"data": "z" * 5000}]}).encode())
     headers = [JSON, "Content-Encoding: gzip"]
     assert api.raw("POST", f"/v0/topics/{topic}", body, headers).status == 201
@@ -153,14 +153,14 @@ def test_a_gzip_request_is_read(api: Api, topic: str) -> None:
 
 
 def test_an_identity_encoding_is_no_encoding(api: Api, topic: str) -> None:
-    """§0.3 [0.3-08]"""
+    """Contract §0.3 [0.3-08]"""
     headers = [JSON, "Content-Encoding: identity"]
     body = b'{"records":[{"data":1}]}'
     assert api.raw("POST", f"/v0/topics/{topic}", body, headers).status == 201
 
 
 def test_a_response_is_gzipped_only_on_request(api: Api, topic: str) -> None:
-    """§0.3 [0.3-05]"""
+    """Contract §0.3 [0.3-05]"""
     api.add(topic, *["compressible " * 100] * 20)
     target = f"/v0/topics/{topic}/diff"
     plain = api.raw("POST", target, b"{}", [JSON])
@@ -175,7 +175,7 @@ def test_a_response_is_gzipped_only_on_request(api: Api, topic: str) -> None:
 
 
 def test_times_are_integer_milliseconds(api: Api, topic: str) -> None:
-    """§0.3, §0.4 [0.3-06, 0.4-04]"""
+    """Contract §0.3, §0.4 [0.3-06, 0.4-04]"""
     before = time.time() * 1000
     api.add(topic, 1)
     stamp = api.read(topic)["records"][0]["$ts"]
@@ -186,14 +186,14 @@ def test_times_are_integer_milliseconds(api: Api, topic: str) -> None:
 
 
 def test_seqs_are_plain_json_integers(api: Api, topic: str) -> None:
-    """§0.3, §0.4 [0.3-07, 0.4-03]"""
+    """Contract §0.3, §0.4 [0.3-07, 0.4-03]"""
     made = api.append(topic, [{"data": 1}, {"data": 2}])
     assert re.search(rb'"seqs": ?\[1, ?2\]', made.content)
     assert re.findall(rb'"\$seq": ?(\d+)[,}]', api.diff(topic).content) == [b"1", b"2"]
 
 
 def test_server_fields_carry_a_dollar_and_user_fields_do_not(api: Api, topic: str) -> None:
-    """§0.4 [0.4-01, 0.4-02, 0.4-07, 0.4-10]"""
+    """Contract §0.4 [0.4-01, 0.4-02, 0.4-07, 0.4-10]"""
     data = {"$seq": "mine", "$type": "mine"}
     meta = {"$ts": "mine"}
     api.append(topic, [{"data": data, "meta": meta, "node": "n", "tag": "t"}])
@@ -206,13 +206,13 @@ def test_server_fields_carry_a_dollar_and_user_fields_do_not(api: Api, topic: st
 
 
 def test_absent_fields_of_a_record_are_absent_not_null(api: Api, topic: str) -> None:
-    """§0.4 [0.4-05, 0.4-06, 0.4-08, 0.4-09]"""
+    """Contract §0.4 [0.4-05, 0.4-06, 0.4-08, 0.4-09]"""
     api.append(topic, [{"data": None}])
     assert set(api.read(topic, include_tags=True)["records"][0]) == {"$seq", "$ts", "data"}
 
 
 def test_errors_have_the_envelope_and_a_stable_code(api: Api, topic: str) -> None:
-    """§0.5 [0.5-01, 0.5-04, 0.6-03, 0.6-04]"""
+    """Contract §0.5 [0.5-01, 0.5-04, 0.6-03, 0.6-04]"""
     assert refused(api.state(topic), 404, "topic_not_found")["topic"] == topic
     refused(api.diff(topic), 404, "topic_not_found")
     refused(api.append(topic, []), 400, "invalid_request")
@@ -220,7 +220,7 @@ def test_errors_have_the_envelope_and_a_stable_code(api: Api, topic: str) -> Non
 
 
 def test_losing_data_is_a_200_with_a_tombstone(api: Api, topic: str) -> None:
-    """§0.5 [0.5-03]"""
+    """Contract §0.5 [0.5-03]"""
     api.put(topic, {"cap_records": 2})
     for number in range(10):
         api.add(topic, number)
@@ -230,7 +230,7 @@ def test_losing_data_is_a_200_with_a_tombstone(api: Api, topic: str) -> None:
 
 
 def test_200_and_201_tell_created_from_existing(api: Api, topic: str) -> None:
-    """§0.6 [0.6-01, 0.6-02, 2-20]"""
+    """Contract §0.6 [0.6-01, 0.6-02, 2-20]"""
     assert api.put(topic).status_code == 201
     assert api.put(topic).status_code == 200
     assert api.append(topic, [{"data": 1}]).status_code == 200
@@ -264,7 +264,7 @@ UNKNOWN = pytest.param("BREW", marks=OURS)
 def test_a_wrong_method_is_405_with_the_methods_that_work(
     api: Api, topic: str, path: str, method: str
 ) -> None:
-    """§0.6, §9 [0.6-05, S-23, 9-01, 9-05]"""
+    """Contract §0.6, §9 [0.6-05, S-23, 9-01, 9-05]"""
     good(api.put(topic))
     answer = api.raw(method, path.format(t=topic), b"{}" if method[0] == "P" else b"", [JSON])
     if method in METHODS[path]:
@@ -306,20 +306,20 @@ def test_options_names_the_methods(api: Api, topic: str, path: str) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 def test_an_unknown_path_is_404_not_found(api: Api, method: str, target: str) -> None:
-    """§0.6 [S-22, 0.1-01]"""
+    """Contract §0.6 [S-22, 0.1-01]"""
     body = b"{}" if method in ("POST", "PUT") else b""
     refused(api.raw(method, target, body, [JSON]), 404, "not_found")
 
 
 def test_conflicts_are_409(api: Api, topic: str) -> None:
-    """§0.6 [0.6-07]"""
+    """Contract §0.6 [0.6-07]"""
     api.add(topic, 1)
     refused(api.put(topic, {"type": "queue"}), 409, "topic_exists_incompatible")
     refused(api.drop(topic, if_empty=True), 409, "topic_not_empty")
 
 
 def test_disable_backpressure_is_a_boolean(api: Api, topic: str) -> None:
-    """§0.6, §2 [0.6-16]"""
+    """Contract §0.6, §2 [0.6-16]"""
     good(api.append(topic, [{"data": 1}], disable_backpressure=True))
     good(api.append(topic, [{"data": 1}], disable_backpressure=False))
     wrong: tuple[object, ...] = (1, "true", [], {})
@@ -332,7 +332,7 @@ def test_disable_backpressure_is_a_boolean(api: Api, topic: str) -> None:
 
 
 def test_diff_always_returns_its_cursor(api: Api, topic: str) -> None:
-    """§0.7 [0.7-01, 0.7-02]"""
+    """Contract §0.7 [0.7-01, 0.7-02]"""
     api.put(topic)
     empty = api.read(topic)
     assert empty["records"] == []
@@ -346,7 +346,7 @@ def test_diff_always_returns_its_cursor(api: Api, topic: str) -> None:
 
 
 def test_every_answer_measures_itself(api: Api, topic: str) -> None:
-    """§0.9 [0.9-01]"""
+    """Contract §0.9 [0.9-01]"""
     answers: list[httpx.Response] = [
         api.put(topic),
         api.append(topic, [{"data": 1}]),
@@ -370,7 +370,7 @@ def test_a_waiting_diff_reports_the_time_it_took(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 def test_only_class_fsync_reports_sync_time(api: Api, topic: str, durability: str) -> None:
-    """§0.9 [0.9-02, 0.9-03, 0.9-04]"""
+    """Contract §0.9 [0.9-02, 0.9-03, 0.9-04]"""
     api.put(topic, {"durability": durability})
     performance = good(api.append(topic, [{"data": 1}]))["performance"]
     assert isinstance(performance["wal_append_ms"], int | float)
@@ -382,7 +382,7 @@ def test_only_class_fsync_reports_sync_time(api: Api, topic: str, durability: st
 
 
 def test_a_diff_counts_what_it_examined(api: Api, topic: str) -> None:
-    """§0.9 [0.9-05]"""
+    """Contract §0.9 [0.9-05]"""
     api.append(topic, [{"data": n, "node": "me" if n % 2 else "you"} for n in range(10)])
     page = api.read(topic, node="me")
     assert len(page["records"]) == 5
@@ -390,7 +390,7 @@ def test_a_diff_counts_what_it_examined(api: Api, topic: str) -> None:
 
 
 def test_a_body_over_the_limit_is_413_before_it_is_parsed(own: NewServer, topic: str) -> None:
-    """§0.6, §2 [0.6-08, 2-21]"""
+    """Contract §0.6, §2 [0.6-08, 2-21]"""
     api = own(TOPICS_MAX_BODY_BYTES="1000").start()
     whole = b'{"records":[{"data":"%s"}]}'
     fits = whole % (b"a" * (1000 - len(whole) + 2))

@@ -26,7 +26,7 @@ REFUSAL_BYTES_MAX: Final = 1_100
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
 def test_a_repeated_seq_counts_once_without_a_skip(api: Api, topic: str, verb: str) -> None:
-    """S [S-94]"""
+    """Settled rules of the contract [S-94]"""
     good(api.put(topic, {"type": "queue"}))
     api.add(topic, 1, 2)
     held = good(api.http.post(f"/v0/topics/{topic}/claim", json={"node": "n", "max": 2}))["claimed"]
@@ -41,7 +41,7 @@ def test_a_repeated_seq_counts_once_without_a_skip(api: Api, topic: str, verb: s
 
 
 def test_max_0_is_400(api: Api, topic: str) -> None:
-    """S [S-94]"""
+    """Settled rules of the contract [S-94]"""
     good(api.put(topic, {"type": "queue"}))
     api.add(topic, 1)
     for verb, body in (("claim", {"node": "n"}), ("redrive", {"from": "x", "all": True})):
@@ -67,7 +67,7 @@ def test_max_0_is_400(api: Api, topic: str) -> None:
     ],
 )
 def test_a_percent_sign_that_escapes_nothing_is_400(api: Api, target: str, field: str) -> None:
-    """S [S-95]"""
+    """Settled rules of the contract [S-95]"""
     assert refused(api.raw("GET", target), 400, "invalid_request") == {"field": field}
 
 
@@ -103,7 +103,7 @@ def test_a_refusal_repeats_little_of_a_body(api: Api, name: str) -> None:
 
 
 def test_a_refusal_repeats_little_of_a_head(api: Api) -> None:
-    """S [S-96]"""
+    """Settled rules of the contract [S-96]"""
     long, path = "x" * 4000, "%C3%A9" * 500
     asked = [
         api.raw("GET", f"/v0/{long}"),
@@ -126,7 +126,7 @@ def test_a_refusal_repeats_little_of_a_head(api: Api) -> None:
 
 
 def test_a_socket_repeats_little(api: Api, clients: Clients) -> None:
-    """S [S-96]"""
+    """Settled rules of the contract [S-96]"""
     ws = clients.ws(api)
     for command in (
         {"op": LONG},
@@ -151,7 +151,7 @@ def test_a_socket_repeats_little(api: Api, clients: Clients) -> None:
     ],
 )
 def test_a_lone_surrogate_is_named_as_such(api: Api, topic: str, target: str, body: str) -> None:
-    """S [S-97]"""
+    """Settled rules of the contract [S-97]"""
     api.add(topic, 1)
     answer = api.raw("POST", target.format(topic), body.encode(), [JSON])
     refused(answer, 400, "invalid_request")
@@ -160,7 +160,7 @@ def test_a_lone_surrogate_is_named_as_such(api: Api, topic: str, target: str, bo
 
 
 def test_other_text_is_not_named_a_lone_surrogate(api: Api, topic: str) -> None:
-    """S [S-97]"""
+    """Settled rules of the contract [S-97]"""
     both = '"\\ud83d\\ude00 \\\\ud800"'
     body = f'{{"records":[{{"data":{both}}}]}}'.encode()
     assert api.raw("POST", f"/v0/topics/{topic}", body, [JSON]).status == 201
@@ -172,7 +172,7 @@ def test_other_text_is_not_named_a_lone_surrogate(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("header", ["", "x" * 257, "\xff"])
 def test_a_valid_key_of_the_body_wins_over_a_bad_header(api: Api, topic: str, header: str) -> None:
-    """§0.8 [0.8-07]"""
+    """Contract §0.8 [0.8-07]"""
     body = b'{"records":[{"data":1}],"idempotency_key":"k"}'
     said = [JSON, f"Idempotency-Key: {header}"]
     assert api.raw("POST", f"/v0/topics/{topic}", body, said).status == 201

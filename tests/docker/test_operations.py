@@ -143,7 +143,7 @@ def test_a_copy_of_a_stopped_directory_is_the_same_store(tmp_path: Path) -> None
 
 
 def test_the_operations_document_says_how_to_be_safe() -> None:
-    """§12 [12-05]"""
+    """Contract §12 [12-05]"""
     said = " ".join((ROOT / "docs" / "OPERATIONS.md").read_text().split())
     for word in (
         "put TLS in front",

@@ -1,4 +1,4 @@
-"""Issue 8, must-show 3, through nginx: the rows of `tests/api/framing`, and how two servers read
+"""Through nginx: the rows of `tests/api/framing`, and how two servers read
 them.
 
 nginx parses a request first and forwards it in its own form. So it may serve a row here that our

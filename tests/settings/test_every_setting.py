@@ -1,4 +1,4 @@
-"""Issue 8, must-show 8: every setting has a test of its effect and a line for a bad value."""
+"""Every setting has a test of its effect and a line for a bad value."""
 
 from __future__ import annotations
 

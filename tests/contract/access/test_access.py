@@ -62,7 +62,7 @@ def pages(server: Guarded, what: str, query: str = "page_size=1") -> tuple[list[
 
 
 def test_lists_show_the_names_inside_and_their_cursors_too(empty: Guarded) -> None:
-    """§0.2 [0.2-24]"""
+    """Contract §0.2 [0.2-24]"""
     inside = ["t.a", "t.b", "t.c"]
     for name in (*inside, "s.z", "t", "tz", "t-x", "u.a"):
         empty.good("PUT", f"/v0/topics/{name}", {})
@@ -75,7 +75,7 @@ def test_lists_show_the_names_inside_and_their_cursors_too(empty: Guarded) -> No
 
 
 def test_routers_are_listed_that_stay_inside(empty: Guarded) -> None:
-    """§0.2 [0.2-24]"""
+    """Contract §0.2 [0.2-24]"""
     for name, source, dest in (
         ("t.r1", "t.a", "t.b"),
         ("t.r2", "x.a", "t.c"),
@@ -161,7 +161,7 @@ def test_a_client_without_a_key_is_refused_before_the_body_is_read(server: Guard
     "header", ["Bearer", "Basic c2VjcmV0LWFsbA==", "secret-all", "Bearer secret-all x"]
 )
 def test_a_malformed_header_is_no_key(server: Guarded, header: str) -> None:
-    """§0.2 [0.2-02]"""
+    """Contract §0.2 [0.2-02]"""
     told = server.api.http.get("/v0/topics", headers={"authorization": header})
     assert told.status_code == 401
     assert told.json()["error"]["code"] == "unauthorized"
@@ -179,7 +179,7 @@ def session(server: Guarded, caller: str, query: str = "") -> Any:
 
 
 def test_a_session_is_opened_by_the_key_that_made_it_only(server: Guarded) -> None:
-    """§7.1 [0.2-28, 0.2-29, 7.1-06, 7.7-02]"""
+    """Contract §7.1 [0.2-28, 0.2-29, 7.1-06, 7.7-02]"""
     url = session(server, "prefix")["stream_url"]
     assert server.ask("prefix", "GET", url).status == 200
     for caller in ("none", "wrong", "all", "read"):
@@ -189,7 +189,7 @@ def test_a_session_is_opened_by_the_key_that_made_it_only(server: Guarded) -> No
 
 
 def test_whose_a_session_is_outlives_a_restart_and_a_crash(tmp_path: Path) -> None:
-    """§7.1 [0.2-28]"""
+    """Contract §7.1 [0.2-28]"""
     guarded = Guarded(tmp_path)
     url = session(guarded, "prefix")["stream_url"]
     for again in (guarded.server.restart, guarded.server.crash):
@@ -205,7 +205,7 @@ def test_whose_a_session_is_outlives_a_restart_and_a_crash(tmp_path: Path) -> No
 
 
 def test_a_token_in_the_url_opens_streams_and_nothing_else(server: Guarded) -> None:
-    """§7.1 [7.1-06, 7.1-08, 7.1-09]; a header wins."""
+    """Contract §7.1 [7.1-06, 7.1-08, 7.1-09]; a header wins."""
     server.good("PUT", "/v0/topics/t.jobs", QUEUE)
     url = session(server, "all")["stream_url"]
     token = f"token={KEYS['all']}"
@@ -259,7 +259,7 @@ def test_a_browser_hands_its_key_to_a_socket_as_a_subprotocol(server: Guarded) -
 
 @pytest.mark.connection(reason="`topics serve` reads its file of keys on SIGHUP")
 def test_a_file_of_keys_is_read_anew_on_sighup(own: NewServer, tmp_path: Path) -> None:
-    """§12 [12-04]: SIGHUP does not change the keys of the environment."""
+    """Contract §12 [12-04]: SIGHUP does not change the keys of the environment."""
     file = tmp_path / "keys"
     file.write_text("# ours\nstays-key\nleaves-key:rw\nshrinks-key::t.\n")
     file.chmod(0o600)
@@ -407,7 +407,7 @@ def test_every_answer_is_what_it_says_and_for_who_asked(server: Guarded) -> None
 
 @pytest.mark.connection(reason="the log is that of `topics serve`")
 def test_no_key_is_ever_logged(tmp_path: Path) -> None:
-    """§12 [12-01, 0.2-04, 0.2-27]"""
+    """Contract §12 [12-01, 0.2-04, 0.2-27]"""
     guarded = Guarded(tmp_path, TOPICS_LOG_LEVEL="debug")
     url = session(guarded, "all", "?ticket=true")["stream_url"]
     for caller in KEYS:
@@ -431,7 +431,7 @@ def test_no_key_is_ever_logged(tmp_path: Path) -> None:
 
 @pytest.mark.connection(reason="the log is that of `topics serve`")
 def test_without_keys_the_start_says_so_loudly(own: NewServer) -> None:
-    """§0.2 [0.2-06]"""
+    """Contract §0.2 [0.2-06]"""
     server = own()
     api = server.start()
     for header in ("Bearer x", "Basic y", "z"):

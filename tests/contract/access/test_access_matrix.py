@@ -206,8 +206,8 @@ def test_every_route_and_every_command_has_its_row() -> None:
 def test_each_caller_gets_the_documented_code(
     ready: Guarded, method: str, template: str, caller: str
 ) -> None:
-    """§0.2 [0.2-01, 0.2-02, 0.2-07, 0.2-08, 0.2-09, 0.2-10, 0.2-11, 0.2-12, 0.2-13, 0.2-14,
-    0.2-15, 0.2-16, 0.2-18, 0.2-25, 0.2-03, 8.3-13]
+    """Contract §0.2 [0.2-01, 0.2-02, 0.2-07, 0.2-08, 0.2-09, 0.2-10, 0.2-11, 0.2-12, 0.2-13,
+    0.2-14, 0.2-15, 0.2-16, 0.2-18, 0.2-25, 0.2-03, 8.3-13]
     """
     found = ROWS[method, template]
     told = ready.ask(caller, method, path_of(template, INSIDE), found.body)
@@ -234,7 +234,7 @@ def told_of(answer: Told, name: str) -> tuple[dict[str, str], bytes]:
 def test_a_name_outside_is_refused_alike_whether_or_not_it_exists(
     ready: Guarded, method: str, template: str
 ) -> None:
-    """§0.2 [0.2-19, 0.2-21, 0.2-25]"""
+    """Contract §0.2 [0.2-19, 0.2-21, 0.2-25]"""
     body = ROWS[method, template].body
     there, absent = (
         ready.ask("prefix", method, path_of(template, name), body) for name in (OUTSIDE, ABSENT)
@@ -287,7 +287,7 @@ def named(sent: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("case", BODIES)
 def test_a_name_in_a_body_is_as_one_in_a_path(ready: Guarded, case: str) -> None:
-    """§0.2 [0.2-22, 0.2-23, 7.1-04]"""
+    """Contract §0.2 [0.2-22, 0.2-23, 7.1-04]"""
     method, path, field, body = BODIES[case]
     there, absent = (
         ready.ask("prefix", method, named(path, name), named(body, name))
@@ -319,7 +319,7 @@ def test_a_redrive_from_a_dead_letter_topic_outside_is_refused(ready: Guarded) -
 
 @pytest.mark.parametrize("caller", GRANTS)
 def test_each_caller_may_send_its_commands(ready: Guarded, caller: str) -> None:
-    """§7 WebSocket [0.2-17, 7-ws-02]"""
+    """Contract §7 WebSocket [0.2-17, 7-ws-02]"""
     scopes = GRANTS[caller]
     if scopes is None:
         assert ready.refusal_of_socket(caller).status_code == 401
@@ -341,7 +341,7 @@ def test_each_caller_may_send_its_commands(ready: Guarded, caller: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "ping"])
 def test_a_command_for_a_name_outside_is_refused_alike(ready: Guarded, name: str) -> None:
-    """§7 WebSocket [0.2-17, 0.2-19]"""
+    """Contract §7 WebSocket [0.2-17, 0.2-19]"""
     command = COMMANDS[name][1]
     with ready.socket("prefix") as socket:
         there = said(socket, **named(command, OUTSIDE))

@@ -110,7 +110,7 @@ def test_a_foreign_page_changes_nothing(keyless: Api, said: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("said", ALLOWED, ids=str)
 def test_own_pages_listed_ones_and_scripts_may_call(keyless: Api, said: tuple[str, ...]) -> None:
-    """S [S-90]"""
+    """Settled rules of the contract [S-90]"""
     name = _queue(keyless)
     for method, target, body, headers in _calls(name):
         if method == "DELETE" or target.endswith("/work?node=n"):

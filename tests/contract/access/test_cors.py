@@ -98,7 +98,7 @@ def test_any_other_origin_gets_no_leave(open_api: Api, origin: str) -> None:
 
 
 def test_without_an_origin_nothing_is_added(open_api: Api) -> None:
-    """S [S-87]"""
+    """Settled rules of the contract [S-87]"""
     assert _cors(open_api.raw("GET", "/v0/topics")) == {}
 
 
@@ -117,7 +117,7 @@ def test_without_an_origin_nothing_is_added(open_api: Api) -> None:
 def test_a_preflight_of_a_listed_origin_is_answered(
     open_api: Api, target: str, method: str, headers: tuple[str, ...]
 ) -> None:
-    """S [S-87]"""
+    """Settled rules of the contract [S-87]"""
     answer = _preflight(open_api, target, LISTED[0], method, *headers)
     assert answer.status in (200, 204)
     assert answer.headers["access-control-allow-origin"] == LISTED[0]
@@ -148,7 +148,7 @@ def test_a_listed_origin_may_read_a_stream(open_api: Api, clients: Clients) -> N
 
 
 def test_it_is_off_by_default(api: Api, topic: str, clients: Clients) -> None:
-    """S [S-87]"""
+    """Settled rules of the contract [S-87]"""
     api.put(topic)
     origin = LISTED[0]
     assert _cors(api.raw("GET", f"/v0/topics/{topic}", headers=[f"Origin: {origin}"])) == {}
@@ -169,7 +169,7 @@ def _shake(api: Api, *headers: str) -> bytes:
 
 @pytest.mark.parametrize("origin", LISTED)
 def test_a_socket_of_a_listed_origin_opens(open_api: Api, origin: str) -> None:
-    """S [S-88]"""
+    """Settled rules of the contract [S-88]"""
     assert _shake(open_api, f"Origin: {origin}").startswith(b"HTTP/1.1 101 ")
 
 

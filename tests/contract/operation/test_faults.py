@@ -1,4 +1,4 @@
-"""§0.6, §8.2 and S: not ready, shutting down, and a shard with a failed sync.
+"""§0.6, §8.2 and settled rules: not ready, shutting down, and a shard with a failed sync.
 
 Each test has a server of its own whose syncs can be made to fail or to stall from outside
 (`tests/contract/faults`).
@@ -34,7 +34,7 @@ def _faulty(own: NewServer, fault: Path, **env: str) -> Server:
 def test_a_failed_sync_makes_its_shard_read_only_until_a_restart(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """S [S-33, S-78, 8.3-09]"""
+    """Settled rules of the contract [S-33, S-78, 8.3-09]"""
     fault = tmp_path / "fault"
     server = _faulty(own, fault)
     api = server.start()
@@ -73,7 +73,7 @@ def test_a_failed_sync_makes_its_shard_read_only_until_a_restart(
 def test_a_degraded_server_may_be_taken_out_of_rotation(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """S [S-78]"""
+    """Settled rules of the contract [S-78]"""
     fault = tmp_path / "fault"
     api = _faulty(own, fault, TOPICS_READY_DEGRADED="503").start()
     api.put(topic, {"durability": "fsync"})
@@ -142,7 +142,7 @@ def _poll(url: str, seen: dict[str, list[httpx.Response]], until: Callable[[], b
 def test_a_replaying_server_answers_probes_and_refuses_the_rest(
     own: NewServer, tmp_path: Path
 ) -> None:
-    """§0.6, §8 [0.6-13, 8.2-02, 8.3-12, 8.1-01]"""
+    """Contract §0.6, §8 [0.6-13, 8.2-02, 8.3-12, 8.1-01]"""
     fault = tmp_path / "fault"
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -181,7 +181,7 @@ def test_a_replaying_server_answers_probes_and_refuses_the_rest(
 
 
 def test_a_draining_server_answers_shutting_down_on_open_connections(own: NewServer) -> None:
-    """§0.6, §8.2 [0.6-14, 8.2-03]"""
+    """Contract §0.6, §8.2 [0.6-14, 8.2-03]"""
     told: dict[str, int] = {}
     for _ in range(5):
         server = own()
@@ -243,7 +243,7 @@ DEFAULTS = {
 
 
 def test_the_defaults_are_those_of_the_contract(own: NewServer) -> None:
-    """§2, §11, S [S-79, S-09, S-14, 2-22, S-80, S-12]"""
+    """Contract §2, §11, settled rules [S-79, S-09, S-14, 2-22, S-80, S-12]"""
     server = own(TOPICS_PORT="", TOPICS_PORT_FILE="", TOPICS_DATA_DIR="")
     server.directory.mkdir(parents=True)
     shown = subprocess.run(

@@ -339,7 +339,7 @@ def _opens(api: Api, wid: str) -> bool:
 
 
 def test_without_keys_nothing_is_counted_by_key(own: NewServer, topic: str) -> None:
-    """§11 [11-16]"""
+    """Contract §11 [11-16]"""
     api = own(TOPICS_MAX_INFLIGHT_PER_KEY="1", TOPICS_MAX_SSE_CONNECTIONS_PER_KEY="1").start()
     api.add(topic, 1)
     wids = [session(api, topic, {}) for _ in range(3)]

@@ -18,7 +18,7 @@ SAMPLE = re.compile(
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"])
 def test_health_has_version_and_uptime(api: Api, path: str) -> None:
-    """§8.1 [8-01, 8.1-01, 9-05]"""
+    """Contract §8.1 [8-01, 8.1-01, 9-05]"""
     first = good(api.http.get(path))
     assert first["status"] == "ok"
     assert isinstance(first["version"], str)
@@ -31,7 +31,7 @@ def test_health_has_version_and_uptime(api: Api, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
 def test_ready_counts_the_topics(api: Api, topic: str, path: str) -> None:
-    """§8.2 [8-01, 8.2-01, 9-05]"""
+    """Contract §8.2 [8-01, 8.2-01, 9-05]"""
     before = good(api.http.get(path))
     assert before["status"] == "ready"
     assert before["wal_replay_complete"] is True
@@ -42,7 +42,7 @@ def test_ready_counts_the_topics(api: Api, topic: str, path: str) -> None:
 
 
 def test_the_authorization_header_is_ignored_without_keys(api: Api) -> None:
-    """§8 [8-01]"""
+    """Contract §8 [8-01]"""
     for path in ("/v0/health", "/v0/ready", "/v0/metrics", "/v0/topics"):
         answer = api.http.get(path, headers={"Authorization": "Bearer whatever"})
         assert answer.status_code == 200
@@ -68,7 +68,7 @@ def _metrics(api: Api) -> tuple[dict[str, float], dict[str, str], set[str]]:
 
 
 def test_metrics_are_prometheus_text_by_default(api: Api) -> None:
-    """§8.3 [8.3-01, 8.3-12]"""
+    """Contract §8.3 [8.3-01, 8.3-12]"""
     for headers in ({}, {"Accept": "*/*"}, {"Accept": "text/plain"}):
         answer = api.http.get("/v0/metrics", headers=headers)
         media = answer.headers["content-type"].replace(" ", "")
@@ -78,7 +78,7 @@ def test_metrics_are_prometheus_text_by_default(api: Api) -> None:
 
 
 def test_every_metric_is_described(api: Api, topic: str) -> None:
-    """§8.3 [8.3-11]"""
+    """Contract §8.3 [8.3-11]"""
     api.add(topic, 1)
     samples, types, helped = _metrics(api)
     for sample in samples:
@@ -89,7 +89,7 @@ def test_every_metric_is_described(api: Api, topic: str) -> None:
 
 
 def test_metrics_are_json_on_request(api: Api) -> None:
-    """§8.3 [8.3-02]"""
+    """Contract §8.3 [8.3-02]"""
     answer = api.http.get("/v0/metrics", headers={"Accept": "application/json"})
     assert answer.status_code == 200
     assert answer.headers["content-type"].partition(";")[0] == "application/json"
@@ -98,7 +98,7 @@ def test_metrics_are_json_on_request(api: Api) -> None:
 
 
 def test_process_figures(api: Api, topic: str) -> None:
-    """§8.3 [8.3-03]"""
+    """Contract §8.3 [8.3-03]"""
     before = _metrics(api)[0]
     api.put(topic, {"durability": "fsync"})
     api.add(topic, "x" * 1000, "y" * 1000)
@@ -114,7 +114,7 @@ def test_process_figures(api: Api, topic: str) -> None:
 
 
 def test_topic_figures(api: Api, topic: str) -> None:
-    """§8.3 [8.3-07]"""
+    """Contract §8.3 [8.3-07]"""
     api.add(topic, *range(10))
     api.delete(topic, before_seq=4)
     state = api.get_state(topic)
@@ -127,7 +127,7 @@ def test_topic_figures(api: Api, topic: str) -> None:
 
 
 def test_the_topic_figures_are_bounded(own: NewServer) -> None:
-    """§8.3 [8.3-08]"""
+    """Contract §8.3 [8.3-08]"""
     api = own().start()
     api.put("few")
     assert _metrics(api)[0].get("topics_topic_metrics_truncated", 0) == 0
@@ -140,7 +140,7 @@ def test_the_topic_figures_are_bounded(own: NewServer) -> None:
 
 
 def test_journal_figures(api: Api, topic: str) -> None:
-    """§8.3 [8.3-09]"""
+    """Contract §8.3 [8.3-09]"""
     api.put(topic, {"durability": "fsync"})
     before = _metrics(api)[0]
     for number in range(5):
@@ -161,7 +161,7 @@ def test_journal_figures(api: Api, topic: str) -> None:
 
 
 def test_sync_times_are_a_histogram(api: Api, topic: str) -> None:
-    """§8.3 [8.3-10]"""
+    """Contract §8.3 [8.3-10]"""
     api.put(topic, {"durability": "fsync"})
     api.add(topic, 1)
     samples, types, _ = _metrics(api)

@@ -36,7 +36,7 @@ def _whole(api: Api, topic: str) -> list[Json]:
 def test_acknowledged_records_survive(
     own: NewServer, topic: str, durability: str, how: str
 ) -> None:
-    """§0.10, S [0.10-19, 0.10-20, 2-25]"""
+    """Contract §0.10, settled rules [0.10-19, 0.10-20, 2-25]"""
     server = own()
     api = server.start()
     api.put(topic, {"durability": durability, "ttl_ms": 3_600_000})
@@ -57,7 +57,7 @@ def test_acknowledged_records_survive(
 def test_a_memory_topic_keeps_its_config_and_reuses_no_seq(
     own: NewServer, topic: str, how: str
 ) -> None:
-    """§0.10, S [0.10-18, S-61]"""
+    """Contract §0.10, settled rules [0.10-18, S-61]"""
     server = own()
     api = server.start()
     api.put(topic, {"durability": "memory", "cap_records": 1000})
@@ -72,7 +72,7 @@ def test_a_memory_topic_keeps_its_config_and_reuses_no_seq(
 def test_an_ephemeral_topic_keeps_config_and_head_and_reports_the_loss(
     own: NewServer, topic: str, how: str
 ) -> None:
-    """§0.10, S [0.10-17, S-38, S-42]"""
+    """Contract §0.10, settled rules [0.10-17, S-38, S-42]"""
     server = own()
     api = server.start()
     api.put(topic, {"durability": "ephemeral", "priority": 9})
@@ -98,7 +98,7 @@ def test_an_ephemeral_topic_keeps_config_and_head_and_reports_the_loss(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_deleted_records_stay_deleted(own: NewServer, topic: str, how: str) -> None:
-    """§5 [5-17, 5-18]"""
+    """Contract §5 [5-17, 5-18]"""
     server = own()
     api = server.start()
     for number in range(30):
@@ -117,7 +117,7 @@ def test_deleted_records_stay_deleted(own: NewServer, topic: str, how: str) -> N
 def test_deleting_the_newest_records_does_not_free_their_seqs(
     own: NewServer, topic: str, how: str
 ) -> None:
-    """§5 [5-16, 5-17]"""
+    """Contract §5 [5-16, 5-17]"""
     server = own()
     api = server.start()
     api.add(topic, *range(10))
@@ -129,7 +129,7 @@ def test_deleting_the_newest_records_does_not_free_their_seqs(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_deletes_of_sealed_records_stay(own: NewServer, topic: str, how: str) -> None:
-    """§5 [5-17, 5-18, S-11]"""
+    """Contract §5 [5-17, 5-18, S-11]"""
     server = own(**TINY)
     api = server.start()
     for number in range(400):
@@ -147,7 +147,7 @@ def test_deletes_of_sealed_records_stay(own: NewServer, topic: str, how: str) ->
 
 
 def test_sealing_changes_no_answer(own: NewServer, topic: str) -> None:
-    """S [S-11]"""
+    """Settled rules of the contract [S-11]"""
     server = own(**TINY)
     api = server.start()
     for number in range(300):
@@ -166,7 +166,7 @@ def test_sealing_changes_no_answer(own: NewServer, topic: str) -> None:
 
 
 def test_segments_are_sealed_by_size_as_well(own: NewServer, topic: str) -> None:
-    """S [S-11]"""
+    """Settled rules of the contract [S-11]"""
     server = own(TOPICS_SEGMENT_MAX_BYTES="100000")
     api = server.start()
     sealed = 0
@@ -184,7 +184,7 @@ def test_segments_are_sealed_by_size_as_well(own: NewServer, topic: str) -> None
 def test_moving_to_the_cold_folder_changes_no_answer(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """S [S-12]"""
+    """Settled rules of the contract [S-12]"""
     cold = tmp_path / "cold"
     server = own(TOPICS_COLD_DIR=str(cold), TOPICS_HOT_RETAIN_SEGMENTS="1", **TINY)
     api = server.start()
@@ -202,7 +202,7 @@ def test_moving_to_the_cold_folder_changes_no_answer(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_evicted_records_never_come_back(own: NewServer, topic: str, how: str) -> None:
-    """S [S-27, 0.10-37]"""
+    """Settled rules of the contract [S-27, 0.10-37]"""
     server = own(**TINY)
     api = server.start()
     api.put(topic, {"cap_records": 60})
@@ -222,7 +222,7 @@ def test_evicted_records_never_come_back(own: NewServer, topic: str, how: str) -
 
 @pytest.mark.parametrize("how", HOWS)
 def test_expired_records_never_come_back(own: NewServer, topic: str, how: str) -> None:
-    """S [S-27]"""
+    """Settled rules of the contract [S-27]"""
     server = own()
     api = server.start()
     api.put(topic, {"ttl_ms": 200})
@@ -238,7 +238,7 @@ def test_expired_records_never_come_back(own: NewServer, topic: str, how: str) -
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_deleted_and_recreated_topic_stays_so(own: NewServer, topic: str, how: str) -> None:
-    """§1.4 [1.4-01, 1.4-05, 1.4-06]"""
+    """Contract §1.4 [1.4-01, 1.4-05, 1.4-06]"""
     server = own()
     api = server.start()
     api.add(topic, *range(10), tag="t")
@@ -254,7 +254,7 @@ def test_a_deleted_and_recreated_topic_stays_so(own: NewServer, topic: str, how:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_configurations_survive(own: NewServer, topic: str, how: str) -> None:
-    """§0.10, §1.1 [1.1-01, 1.1-03]"""
+    """Contract §0.10, §1.1 [1.1-01, 1.1-03]"""
     server = own()
     api = server.start()
     api.put(topic, {"type": "queue", "ttl_ms": 1})
@@ -265,7 +265,7 @@ def test_configurations_survive(own: NewServer, topic: str, how: str) -> None:
 
 
 def test_the_number_of_shards_may_change_between_starts(own: NewServer) -> None:
-    """S [S-10]"""
+    """Settled rules of the contract [S-10]"""
     server = own(TOPICS_WAL_SHARDS="1")
     api = server.start()
     expected: dict[str, list[Json]] = {}
@@ -284,7 +284,7 @@ def test_the_number_of_shards_may_change_between_starts(own: NewServer) -> None:
 
 
 def test_names_never_become_paths(own: NewServer, tmp_path: Path) -> None:
-    """§12 [12-02]"""
+    """Contract §12 [12-02]"""
     server = own(**TINY)
     api = server.start()
     names = ["SecretName", "dots..dots", "a:b:c", "con", "x" * 255]
@@ -302,14 +302,14 @@ def test_names_never_become_paths(own: NewServer, tmp_path: Path) -> None:
 
 
 def test_the_data_directory_is_private(own: NewServer) -> None:
-    """§12, S [12-06, S-80]"""
+    """Contract §12, settled rules [12-06, S-80]"""
     server = own()
     server.start()
     assert server.data_dir.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_damaged_range_is_reported_and_the_rest_is_served(own: NewServer, topic: str) -> None:
-    """S [S-75, S-38]"""
+    """Settled rules of the contract [S-75, S-38]"""
     server = own(TOPICS_SEGMENT_MAX_EVENTS="50")
     api = server.start()
     for number in range(200):
@@ -341,7 +341,7 @@ def test_a_damaged_range_is_reported_and_the_rest_is_served(own: NewServer, topi
 
 
 def test_a_nearly_full_disk_takes_deletes_but_no_appends(own: NewServer, topic: str) -> None:
-    """S, §0.6 [S-76, 0.6-11]"""
+    """Contract §0.6, settled rules [S-76, 0.6-11]"""
     server = own()
     api = server.start()
     api.add(topic, *range(10), tag="t")
@@ -406,7 +406,7 @@ def test_two_servers_do_not_share_a_directory(own: NewServer, topic: str) -> Non
 
 
 def test_a_stop_with_open_long_polls_is_clean(own: NewServer, topic: str) -> None:
-    """§0.6, S: requests in flight end, and the exit code is 0. [S-08]"""
+    """§0.6, settled rules: requests in flight end, and the exit code is 0. [S-08]"""
     server = own()
     api = server.start()
     api.put(topic)

@@ -1,4 +1,6 @@
-"""§0.2, §0.11, §11 and S: the settings in the environment, and when the server refuses to start."""
+"""§0.2, §0.11, §11 and settled rules: the settings in the environment, and when the server refuses
+to start.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def _message(output: str) -> str:
 
 
 def test_port_0_binds_a_free_port_and_writes_it(own: NewServer) -> None:
-    """S [S-07, 0.2-32]"""
+    """Settled rules of the contract [S-07, 0.2-32]"""
     server = own()
     api = server.start()
     port = (server.directory / "port").read_text().strip()
@@ -36,14 +38,14 @@ def test_port_0_binds_a_free_port_and_writes_it(own: NewServer) -> None:
 
 
 def test_the_port_is_a_setting(own: NewServer) -> None:
-    """§0.2, S [0.2-32, S-09]"""
+    """Contract §0.2, settled rules [0.2-32, S-09]"""
     port = _free_port()
     api = own(TOPICS_PORT=str(port)).start()
     assert urlsplit(api.url).port == port
 
 
 def test_the_host_may_carry_the_port(own: NewServer) -> None:
-    """S [S-09]"""
+    """Settled rules of the contract [S-09]"""
     port = _free_port()
     server = own(TOPICS_HOST=f"127.0.0.1:{port}")
     api = server.start()
@@ -51,7 +53,7 @@ def test_the_host_may_carry_the_port(own: NewServer) -> None:
 
 
 def test_an_unconfigured_server_binds_loopback_only(own: NewServer) -> None:
-    """§0.2 [0.2-30]"""
+    """Contract §0.2 [0.2-30]"""
     api = own().start()
     port = urlsplit(api.url).port
     assert port is not None
@@ -76,13 +78,13 @@ def _listening(port: int) -> set[str]:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0.0.0.0:0"])
 def test_an_open_bind_without_keys_refuses_to_start(own: NewServer, host: str) -> None:
-    """§0.2 [0.2-31]"""
+    """Contract §0.2 [0.2-31]"""
     line = _message(own(TOPICS_HOST=host).refusal())
     assert "TOPICS_ALLOW_INSECURE_NO_AUTH" in line
 
 
 def test_an_open_bind_may_be_insisted_on(own: NewServer) -> None:
-    """§0.2 [0.2-31]"""
+    """Contract §0.2 [0.2-31]"""
     server = own(TOPICS_HOST="0.0.0.0", TOPICS_ALLOW_INSECURE_NO_AUTH="1")
     assert good(server.start().http.get("/v0/health"))["status"] == "ok"
 
@@ -101,7 +103,7 @@ def test_an_open_bind_may_be_insisted_on(own: NewServer) -> None:
     ],
 )
 def test_malformed_keys_refuse_to_start_and_are_not_shown(own: NewServer, keys: str) -> None:
-    """§0.2 [0.2-26, S-85]"""
+    """Contract §0.2 [0.2-26, S-85]"""
     line = _message(own(TOPICS_API_KEYS=keys).refusal())
     assert line.startswith("TOPICS_API_KEYS: entry ")
     assert "secret" not in line
@@ -126,19 +128,19 @@ def test_malformed_keys_refuse_to_start_and_are_not_shown(own: NewServer, keys: 
 def test_a_malformed_setting_refuses_to_start_by_name(
     own: NewServer, name: str, value: str
 ) -> None:
-    """S [S-80, S-09]"""
+    """Settled rules of the contract [S-80, S-09]"""
     assert name in _message(own(**{name: value}).refusal())
 
 
 def test_the_data_directory_may_be_open_to_its_group(own: NewServer) -> None:
-    """S [S-80]"""
+    """Settled rules of the contract [S-80]"""
     server = own(TOPICS_DATA_DIR_MODE="0750")
     server.start()
     assert server.data_dir.stat().st_mode & 0o777 == 0o750
 
 
 def test_the_data_live_where_the_setting_says(own: NewServer, tmp_path: Path, topic: str) -> None:
-    """S [S-08]"""
+    """Settled rules of the contract [S-08]"""
     elsewhere = tmp_path / "deep" / "elsewhere"
     server = own(TOPICS_DATA_DIR=str(elsewhere))
     server.start().add(topic, 1)
@@ -149,7 +151,7 @@ def test_the_data_live_where_the_setting_says(own: NewServer, tmp_path: Path, to
 
 
 def test_the_data_live_in_topics_data_by_default(own: NewServer, topic: str) -> None:
-    """S [S-08]"""
+    """Settled rules of the contract [S-08]"""
     server = own(TOPICS_DATA_DIR="")
     server.start().add(topic, 1)
     assert any((server.directory / "topics-data").iterdir())
@@ -172,7 +174,7 @@ def test_the_server_speaks_plain_http_only(own: NewServer) -> None:
 
 
 def test_the_background_sync_is_a_setting(own: NewServer, topic: str) -> None:
-    """S [S-14]"""
+    """Settled rules of the contract [S-14]"""
 
     def syncs(api: Api) -> float:
         lines = api.http.get("/v0/metrics").text.splitlines()
@@ -206,7 +208,7 @@ def test_the_number_of_topics_can_be_capped(own: NewServer) -> None:
 
 
 def test_the_total_of_bytes_can_be_capped(own: NewServer) -> None:
-    """§11, §0.6 [0.6-11, 11-08, 11-12]"""
+    """Contract §11, §0.6 [0.6-11, 11-08, 11-12]"""
     api = own(TOPICS_MAX_TOTAL_BYTES="10000").start()
     api.add("one", "x" * 4000)
     api.add("two", "x" * 4000)

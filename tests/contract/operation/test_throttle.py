@@ -46,7 +46,7 @@ def throttled(answer: httpx.Response) -> None:
 async def test_an_append_that_has_no_turn_is_429_with_when_to_come_again(
     inside: Api, backlog: list[int]
 ) -> None:
-    """§0.6 [0.6-10, 2-26]"""
+    """Contract §0.6 [0.6-10, 2-26]"""
     throttled(await inside.append("jobs", 1))
     assert inside.store.topics == {}
 
@@ -71,7 +71,7 @@ async def test_a_wrong_opt_out_is_400_at_once(inside: Api, backlog: list[int]) -
 
 
 async def test_an_answer_has_its_waiting_time(inside: Api, backlog: list[int]) -> None:
-    """§0.9 [0.9-06]"""
+    """Contract §0.9 [0.9-06]"""
     waiting = asyncio.ensure_future(inside.append("jobs", 1))
     await asyncio.sleep(0.02)
     backlog[0] = 0
@@ -99,7 +99,7 @@ async def test_the_urgent_are_served_first(inside: Api, backlog: list[int]) -> N
 
 
 async def test_a_diff_waits_for_its_turn_too(inside: Api, backlog: list[int]) -> None:
-    """§3 [3-20]"""
+    """Contract §3 [3-20]"""
     good(await inside.http.put("/v0/topics/jobs", json={}))
     throttled(await inside.diff("jobs"))
     inside.state.throttle._passed = 10**9

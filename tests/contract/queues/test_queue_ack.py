@@ -51,7 +51,7 @@ def _facts(queue: Queue) -> Json:
 
 # --- ack ------------------------------------------------------------------------------------------
 def test_an_ack_deletes_for_good(queue: Queue) -> None:
-    """§10.4 [10.4-01, 10.4-04]"""
+    """Contract §10.4 [10.4-01, 10.4-04]"""
     queue.take("w", 3)
     answer = queue.ack("w", [1, 3])
     assert set(answer) == {"topic", "acked", "skipped", "ready", "in_flight", "performance"}
@@ -66,7 +66,7 @@ def test_an_ack_deletes_for_good(queue: Queue) -> None:
 
 
 def test_an_ack_of_a_durable_queue_waits_for_its_sync(api: Api, topic: str) -> None:
-    """§10.4 [10.4-04, 10.4-05]"""
+    """Contract §10.4 [10.4-04, 10.4-05]"""
     queue = Queue.made(api, topic, durable=True)
     queue.add(1)
     queue.take("w")
@@ -74,7 +74,7 @@ def test_an_ack_of_a_durable_queue_waits_for_its_sync(api: Api, topic: str) -> N
 
 
 def test_a_repeated_ack_is_harmless(queue: Queue) -> None:
-    """§10.4 [10.4-02]"""
+    """Contract §10.4 [10.4-02]"""
     queue.take("w", 2)
     assert queue.ack("w", [1])["acked"] == 1
     before = _facts(queue)
@@ -84,7 +84,7 @@ def test_a_repeated_ack_is_harmless(queue: Queue) -> None:
 
 
 def test_a_partial_ack_names_what_it_skipped(queue: Queue) -> None:
-    """§10.4 [10.4-02]"""
+    """Contract §10.4 [10.4-02]"""
     queue.take("a", 2)
     queue.take("b", 1)
     answer = queue.ack("a", [1, 3, 4, 99, 2])
@@ -93,15 +93,15 @@ def test_a_partial_ack_names_what_it_skipped(queue: Queue) -> None:
 
 
 def test_a_seq_named_twice_counts_once(queue: Queue) -> None:
-    """§10.4 [10.4-01]"""
+    """Contract §10.4 [10.4-01]"""
     queue.take("w", 2)
     assert queue.ack("w", [1, 1, 1])["acked"] == 1
     assert queue.counts() == (3, 1, 0)
 
 
 def test_two_acks_at_once_complete_a_job_once(api: Api, topic: str) -> None:
-    """§10.4 [10.4-01, 10.4-02]: one of the two acks counts; the job is gone for both and never
-    returns.
+    """Contract §10.4 [10.4-01, 10.4-02]: one of the two acks counts; the job is gone for both and
+    never returns.
     """
     queue = Queue.made(api, topic, durable=True, lease_ms=LONG_MS)
     seqs = queue.add(*range(40))
@@ -115,7 +115,7 @@ def test_two_acks_at_once_complete_a_job_once(api: Api, topic: str) -> None:
 
 
 def test_a_late_ack_counts_until_another_worker_has_the_job(api: Api, topic: str) -> None:
-    """§10.4 [10.4-02, 10.1-01]"""
+    """Contract §10.4 [10.4-02, 10.1-01]"""
     queue = Queue.made(api, topic)
     queue.add("late", "taken")
     first = queue.take("a", 2, lease_ms=SHORT_MS)
@@ -131,7 +131,7 @@ def test_a_late_ack_counts_until_another_worker_has_the_job(api: Api, topic: str
 
 # --- nack -----------------------------------------------------------------------------------------
 def test_a_nack_releases_at_once(queue: Queue) -> None:
-    """§10.5 [10.5-01, 10.5-02, 10.5-04]"""
+    """Contract §10.5 [10.5-01, 10.5-02, 10.5-04]"""
     queue.take("w", 2)
     answer = queue.nack("w", [2])
     assert set(answer) == {"topic", "nacked", "skipped", "ready", "in_flight", "performance"}
@@ -142,7 +142,7 @@ def test_a_nack_releases_at_once(queue: Queue) -> None:
 
 
 def test_a_nacked_job_waits_out_its_delay(queue: Queue) -> None:
-    """§10.5, §10.7 [10.5-01, 10.5-03, 10.7-02]"""
+    """Contract §10.5, §10.7 [10.5-01, 10.5-03, 10.7-02]"""
     queue.take("w", 5)
     answer, before, _ = within(lambda: queue.nack("w", [2], delay_ms=400))
     assert (answer["nacked"], answer["ready"], answer["in_flight"]) == (1, 0, 4)
@@ -157,7 +157,7 @@ def test_a_nacked_job_waits_out_its_delay(queue: Queue) -> None:
 
 
 def test_a_long_delay_is_counted_in_neither(queue: Queue) -> None:
-    """§10.5, §10.7 [10.5-02, 10.5-03, 10.7-02]"""
+    """Contract §10.5, §10.7 [10.5-02, 10.5-03, 10.7-02]"""
     queue.take("w", 5)
     assert queue.nack("w", [1, 2], delay_ms=99_999_999_999)["nacked"] == 2
     assert queue.counts() == (0, 3, 0)
@@ -167,7 +167,7 @@ def test_a_long_delay_is_counted_in_neither(queue: Queue) -> None:
 
 
 def test_a_repeated_nack_is_skipped(queue: Queue) -> None:
-    """§10.5 [10.5-01]"""
+    """Contract §10.5 [10.5-01]"""
     queue.take("w", 2)
     assert queue.nack("w", [1])["nacked"] == 1
     before = _facts(queue)
@@ -181,7 +181,7 @@ def test_a_repeated_nack_is_skipped(queue: Queue) -> None:
     ("asked", "effective"), [(700_000, 700_000), (300_000, 300_000), (99_999_999_999, 86_400_000)]
 )
 def test_extend_sets_the_deadline_from_now(queue: Queue, asked: int, effective: int) -> None:
-    """§10.6 [10.6-01, 10.6-03, 10.6-04]"""
+    """Contract §10.6 [10.6-01, 10.6-03, 10.6-04]"""
     jobs = queue.take("w", 2)
     answer, before, after = within(lambda: queue.extend("w", [1, 2], asked))
     assert set(answer) == {"topic", "extended", "skipped", "deadlines", "performance"}
@@ -196,8 +196,8 @@ def test_extend_sets_the_deadline_from_now(queue: Queue, asked: int, effective: 
 
 
 def test_a_lease_may_be_cut_short_and_kept_alive(queue: Queue) -> None:
-    """§10.6 [10.6-01, 10.6-04, 10.3-02]: extend sets a new deadline; it does not add to the old
-    one.
+    """Contract §10.6 [10.6-01, 10.6-04, 10.3-02]: extend sets a new deadline; it does not add to
+    the old one.
     """
     queue.take("w", 2)
     answer, before, after = within(lambda: queue.extend("w", [1], 0))
@@ -207,7 +207,7 @@ def test_a_lease_may_be_cut_short_and_kept_alive(queue: Queue) -> None:
 
 
 def test_a_lease_that_is_extended_in_time_does_not_run_out(api: Api, topic: str) -> None:
-    """§10.6 [10.6-01, 10.3-01]"""
+    """Contract §10.6 [10.6-01, 10.3-01]"""
     queue = Queue.made(api, topic)
     queue.add("long")
     [job] = queue.take("w", lease_ms=1500)
@@ -218,7 +218,7 @@ def test_a_lease_that_is_extended_in_time_does_not_run_out(api: Api, topic: str)
 
 
 def test_a_lease_that_was_lost_cannot_be_extended(api: Api, topic: str) -> None:
-    """§10.6 [10.6-02]"""
+    """Contract §10.6 [10.6-02]"""
     queue = Queue.made(api, topic)
     queue.add(1)
     [old] = queue.take("a", lease_ms=SHORT_MS)
@@ -232,7 +232,7 @@ def test_a_lease_that_was_lost_cannot_be_extended(api: Api, topic: str) -> None:
 # --- fences ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("action", COUNTED)
 def test_the_right_token_passes_and_any_other_is_skipped(queue: Queue, action: str) -> None:
-    """§10.4-§10.6 [10.4-03, 10.5-05, 10.6-02]"""
+    """Contract §10.4-§10.6 [10.4-03, 10.5-05, 10.6-02]"""
     jobs = queue.take("w", 3)
     right = tokens_of(jobs)
     wrong = [right[0], right[2], "lease_ffffffffffffffff"]
@@ -247,7 +247,7 @@ def test_the_right_token_passes_and_any_other_is_skipped(queue: Queue, action: s
     "token", ["", "lease_", "lease_xyz", "7f3a9c", "LEASE_1", "lease_-1", "lease_" + "f" * 500, "ü"]
 )
 def test_a_token_that_is_none_is_skipped(queue: Queue, action: str, token: str) -> None:
-    """§10.4-§10.6 [10.4-03, 10.5-05]"""
+    """Contract §10.4-§10.6 [10.4-03, 10.5-05]"""
     queue.take("w")
     before = _facts(queue)
     answer = good(queue.post(action, _body(action, "w", [1], lease_ids=[token])))
@@ -257,7 +257,7 @@ def test_a_token_that_is_none_is_skipped(queue: Queue, action: str, token: str) 
 
 @pytest.mark.parametrize("action", COUNTED)
 def test_a_stale_worker_of_the_same_name_is_fenced(queue: Queue, action: str) -> None:
-    """§10.4-§10.6 [10.4-03, 10.5-05, 10.6-02]: node and seq match, the lease does not."""
+    """Contract §10.4-§10.6 [10.4-03, 10.5-05, 10.6-02]: node and seq match, the lease does not."""
     [old] = queue.take("w")
     queue.nack("w", [1])
     [new] = queue.take("w")
@@ -273,7 +273,7 @@ def test_a_stale_worker_of_the_same_name_is_fenced(queue: Queue, action: str) ->
 @pytest.mark.parametrize("action", COUNTED)
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_there_is_one_token_a_seq(queue: Queue, action: str, count: int) -> None:
-    """§10.4-§10.6 [10.4-03, 10.5-05, 10.6-02]"""
+    """Contract §10.4-§10.6 [10.4-03, 10.5-05, 10.6-02]"""
     jobs = queue.take("w", 2)
     before = _facts(queue)
     tokens = (tokens_of(jobs) * 2)[:count]
@@ -285,7 +285,7 @@ def test_there_is_one_token_a_seq(queue: Queue, action: str, count: int) -> None
 # --- hostile order --------------------------------------------------------------------------------
 @pytest.mark.parametrize("action", COUNTED)
 def test_before_any_claim_there_is_nothing_to_hold(queue: Queue, action: str) -> None:
-    """§10.4-§10.6 [10.4-02, 10.5-01, 10.6-02]"""
+    """Contract §10.4-§10.6 [10.4-02, 10.5-01, 10.6-02]"""
     before = _facts(queue)
     answer = good(queue.post(action, _body(action, "w", [1, 5, 0, 6, 2**64 - 1])))
     assert answer[COUNTED[action]] == 0
@@ -296,8 +296,8 @@ def test_before_any_claim_there_is_nothing_to_hold(queue: Queue, action: str) ->
 
 @pytest.mark.parametrize("action", COUNTED)
 def test_a_foreign_node_changes_nothing(queue: Queue, action: str) -> None:
-    """§10.4-§10.6 [10.4-02, 10.5-01, 10.6-02]: a foreign node is skipped even with the right
-    token.
+    """Contract §10.4-§10.6 [10.4-02, 10.5-01, 10.6-02]: a foreign node is skipped even with the
+    right token.
     """
     jobs = queue.take("owner", 3)
     before = _facts(queue)
@@ -311,7 +311,7 @@ def test_a_foreign_node_changes_nothing(queue: Queue, action: str) -> None:
 
 @pytest.mark.parametrize("action", COUNTED)
 def test_acked_and_deleted_jobs_are_gone(queue: Queue, action: str) -> None:
-    """§10.4-§10.6 [10.4-02]"""
+    """Contract §10.4-§10.6 [10.4-02]"""
     queue.take("w", 4)
     queue.ack("w", [1, 2])
     good(queue.api.delete(queue.name, before_seq=4))
@@ -324,7 +324,9 @@ def test_acked_and_deleted_jobs_are_gone(queue: Queue, action: str) -> None:
 
 @pytest.mark.parametrize("action", COUNTED)
 def test_a_recreated_queue_knows_no_old_lease(queue: Queue, action: str) -> None:
-    """§10, §1.4 [10.4-02, 10.7-03]: name and seqs are the same, but the queue is another one."""
+    """Contract §10, §1.4 [10.4-02, 10.7-03]: name and seqs are the same, but the queue is another
+    one.
+    """
     old = queue.take("w", 3)
     good(queue.api.drop(queue.name))
     refused(queue.post(action, _body(action, "w", [1, 2, 3])), 404, "topic_not_found")
@@ -347,7 +349,7 @@ def test_a_recreated_queue_knows_no_old_lease(queue: Queue, action: str) -> None
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_queue_recreated_as_a_log_is_no_queue(queue: Queue, action: str) -> None:
-    """§10 [10-02]"""
+    """Contract §10 [10-02]"""
     queue.take("w", 3)
     good(queue.api.drop(queue.name))
     queue.api.add(queue.name, 1, 2, 3)
@@ -359,7 +361,7 @@ def test_a_queue_recreated_as_a_log_is_no_queue(queue: Queue, action: str) -> No
 
 @pytest.mark.parametrize("action", [*ACTIONS, "redrive"])
 def test_a_log_is_no_queue(api: Api, topic: str, action: str) -> None:
-    """§10, §9 [10-02, 9-04]"""
+    """Contract §10, §9 [10-02, 9-04]"""
     api.add(topic, 1)
     before = api.get_state(topic)
     log = Queue(api, topic)
@@ -377,7 +379,7 @@ def test_a_log_is_no_queue(api: Api, topic: str, action: str) -> None:
 
 @pytest.mark.parametrize("action", [*ACTIONS, "redrive"])
 def test_an_absent_topic_is_not_created(api: Api, topic: str, action: str) -> None:
-    """§10, §9 [10-03, 9-04]"""
+    """Contract §10, §9 [10-03, 9-04]"""
     absent = Queue(api, topic)
     body = {"node": "w"} if action == "claim" else _body(action, "w", [1])
     if action == "redrive":
@@ -388,7 +390,7 @@ def test_an_absent_topic_is_not_created(api: Api, topic: str, action: str) -> No
 
 
 def test_an_ack_of_one_queue_leaves_another_alone(queue: Queue, names: Names) -> None:
-    """§10.4 [10.4-02]: the same node holds the same seqs elsewhere."""
+    """Contract §10.4 [10.4-02]: the same node holds the same seqs elsewhere."""
     other = Queue.made(queue.api, names("q"), lease_ms=LONG_MS)
     other.add(*range(5))
     here, there = queue.take("w", 5), other.take("w", 5)

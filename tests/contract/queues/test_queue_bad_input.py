@@ -343,8 +343,8 @@ def _facts(api: Api, queue: Queue, log: str) -> Json:
 def test_a_malformed_request_is_refused_and_changes_nothing(
     api: Api, standing: Standing, case: Bad
 ) -> None:
-    """§10, §0.5 [10-04, 10-02, 10-03, 10.2-02, 10.2-13, 10.4-06, 10.4-07, 10.4-03, 10.5-01,
-    10.6-01, 10.6-11, 11-11]
+    """Contract §10, §0.5 [10-04, 10-02, 10-03, 10.2-02, 10.2-13, 10.4-06, 10.4-07, 10.4-03,
+    10.5-01, 10.6-01, 10.6-11, 11-11]
     """
     absent = new_name("absent")
     topics_before = api.http.get("/v0/ready").json()["topics"]
@@ -360,7 +360,7 @@ def test_the_table_is_long_enough() -> None:
 
 
 def test_unknown_fields_are_no_error(standing: Standing, topic: str) -> None:
-    """S, §10 [10-05]: additive versions."""
+    """Contract §10, settled rules [10-05]: additive versions."""
     queue = Queue.made(standing.queue.api, topic, lease_ms=LONG_MS)
     queue.add(1, 2)
     [job] = queue.take("w", later={"x": [1]}, seqs="?")
@@ -371,7 +371,7 @@ def test_unknown_fields_are_no_error(standing: Standing, topic: str) -> None:
 
 
 def test_limits_themselves_are_good(standing: Standing, topic: str) -> None:
-    """§10.2, §10.4, §11 [10.2-02, 10.4-06, 11-11]: the longest node and the most seqs are
+    """Contract §10.2, §10.4, §11 [10.2-02, 10.4-06, 11-11]: the longest node and the most seqs are
     accepted.
     """
     queue = Queue.made(standing.queue.api, topic, lease_ms=LONG_MS)

@@ -40,7 +40,7 @@ def queue(api: Api, topic: str) -> Queue:
 
 
 def test_a_claim_leases_jobs_in_order_and_counts_the_rest(queue: Queue) -> None:
-    """§10.2 [10.2-01, 10.2-05, 10.2-09, 10.2-11, 10.7-01]"""
+    """Contract §10.2 [10.2-01, 10.2-05, 10.2-09, 10.2-11, 10.7-01]"""
     queue.add(*range(5))
     answer = queue.claim("w", 3)
     assert set(answer) == {"topic", "claimed", "count", "ready", "performance"}
@@ -58,27 +58,27 @@ def test_a_claim_leases_jobs_in_order_and_counts_the_rest(queue: Queue) -> None:
 
 
 def test_an_empty_queue_answers_at_once(queue: Queue) -> None:
-    """§10.2 [10.2-09, 10.2-11]"""
+    """Contract §10.2 [10.2-09, 10.2-11]"""
     began = time.monotonic()
     assert queue.claim()["count"] == 0
     assert time.monotonic() - began < 2
 
 
 def test_max_is_one_by_default(queue: Queue) -> None:
-    """§10.2 [10.2-03]"""
+    """Contract §10.2 [10.2-03]"""
     queue.add(1, 2)
     assert good(queue.post("claim", {"node": "w"}))["count"] == 1
 
 
 def test_max_is_clamped(queue: Queue) -> None:
-    """§10.2 [10.2-03]"""
+    """Contract §10.2 [10.2-03]"""
     queue.add(*range(1001))
     answer = queue.claim("w", 4_294_967_295)
     assert (answer["count"], answer["ready"]) == (1000, 1)
 
 
 def test_the_clamp_is_a_setting(own: NewServer, topic: str) -> None:
-    """§10.2 [10.2-03, 10.4-06]"""
+    """Contract §10.2 [10.2-03, 10.4-06]"""
     queue = Queue.made(own(TOPICS_MAX_CLAIM="7").start(), topic)
     queue.add(*range(20))
     jobs = queue.claim("w", 100)["claimed"]
@@ -88,7 +88,7 @@ def test_the_clamp_is_a_setting(own: NewServer, topic: str) -> None:
 
 
 def test_a_job_carries_its_record_and_its_lease(queue: Queue) -> None:
-    """§10.2 [10.2-06, 10.2-08, 10.1-02]"""
+    """Contract §10.2 [10.2-06, 10.2-08, 10.1-02]"""
     record = {"data": {"n": [1, None]}, "tag": "tenant42:job", "meta": {"trace": "z9"}}
     good(queue.api.append(queue.name, [record, {"data": "bare"}]))
     stored = queue.api.read_all(queue.name, include_tags=True)
@@ -112,7 +112,7 @@ def test_a_job_carries_its_record_and_its_lease(queue: Queue) -> None:
     "data", ["1e400", '{"a" : 1 ,  "a":2}', '"\\u0061\\/"', "[1.50, -0]", str(2**70), "null"]
 )
 def test_a_job_is_delivered_byte_for_byte(queue: Queue, data: str) -> None:
-    """§10.2 and S: verbatim means bytes [10.2-06]"""
+    """§10.2 and settled rules: verbatim means bytes [10.2-06]"""
     body = b'{"records":[{"data":%b,"meta":{"k": %b}}]}' % (data.encode(), data.encode())
     media = {"Content-Type": "application/json"}
     good(queue.api.http.post(queue.path, content=body, headers=media))
@@ -122,13 +122,13 @@ def test_a_job_is_delivered_byte_for_byte(queue: Queue, data: str) -> None:
 
 
 def test_an_append_may_create_the_queue(api: Api, topic: str) -> None:
-    """§10.1, §2 [10.1-02]"""
+    """Contract §10.1, §2 [10.1-02]"""
     good(api.append(topic, [{"data": "first"}], config={"type": "queue", "lease_ms": LONG_MS}))
     assert datas_of(Queue(api, topic).take("w", 9)) == ["first"]
 
 
 def test_produced_jobs_are_ordinary_appends(queue: Queue) -> None:
-    """§10.1 [10.1-02]: idempotency, order and deletes hold as on a log."""
+    """Contract §10.1 [10.1-02]: idempotency, order and deletes hold as on a log."""
     for _ in range(2):
         again = queue.api.append(queue.name, [{"data": "once"}], idempotency_key="k")
         assert good(again)["seqs"] == [1]
@@ -145,7 +145,7 @@ def test_produced_jobs_are_ordinary_appends(queue: Queue) -> None:
 def test_lease_ms_of_a_claim_overrides_the_topics_and_is_clamped(
     queue: Queue, asked: int, effective: int
 ) -> None:
-    """§10.2 [10.2-04, 10.2-07]"""
+    """Contract §10.2 [10.2-04, 10.2-07]"""
     queue.add(1)
     answer, before, after = within(lambda: queue.claim("w", 1, lease_ms=asked))
     deadline = answer["claimed"][0]["deadline"]
@@ -153,7 +153,7 @@ def test_lease_ms_of_a_claim_overrides_the_topics_and_is_clamped(
 
 
 def test_the_topics_lease_is_the_default(api: Api, topic: str) -> None:
-    """§10.2, §0.10 [10.2-04, 10.2-07]"""
+    """Contract §10.2, §0.10 [10.2-04, 10.2-07]"""
     queue = Queue.made(api, topic, lease_ms=777_000)
     queue.add(1, 2)
     answer, before, after = within(lambda: queue.claim("w", 2))
@@ -163,7 +163,7 @@ def test_the_topics_lease_is_the_default(api: Api, topic: str) -> None:
 
 
 def test_an_expired_lease_makes_the_job_claimable_again(queue: Queue) -> None:
-    """§10.3, §10.1 [10.3-01, 10.3-02, 10.1-01, 10.2-05]"""
+    """Contract §10.3, §10.1 [10.3-01, 10.3-02, 10.1-01, 10.2-05]"""
     queue.add("job")
     [first] = queue.take("a", lease_ms=SHORT_MS)
     assert queue.take("b") == []
@@ -177,7 +177,7 @@ def test_an_expired_lease_makes_the_job_claimable_again(queue: Queue) -> None:
 
 
 def test_counters_follow_an_expiry_by_themselves(queue: Queue) -> None:
-    """§10.3, §10.7 [10.3-01, 10.7-01]"""
+    """Contract §10.3, §10.7 [10.3-01, 10.7-01]"""
     queue.add(*range(4))
     queue.take("a", 3, lease_ms=SHORT_MS)
     assert queue.counts()[1] in (0, 3)
@@ -186,7 +186,7 @@ def test_counters_follow_an_expiry_by_themselves(queue: Queue) -> None:
 
 
 def test_expired_jobs_come_before_fresh_ones(queue: Queue) -> None:
-    """§10.3 [10.2-12]"""
+    """Contract §10.3 [10.2-12]"""
     queue.add(*range(6), tag="x")
     queue.take("a", 4, lease_ms=SHORT_MS)
     queue.is_expired()
@@ -195,7 +195,7 @@ def test_expired_jobs_come_before_fresh_ones(queue: Queue) -> None:
 
 
 def test_a_nacked_job_comes_before_fresh_ones(queue: Queue) -> None:
-    """§10.2, §10.5 [10.2-12]"""
+    """Contract §10.2, §10.5 [10.2-12]"""
     queue.add(*range(6))
     queue.take("a", 4)
     queue.nack("a", [3])
@@ -205,7 +205,7 @@ def test_a_nacked_job_comes_before_fresh_ones(queue: Queue) -> None:
 
 
 def test_no_job_is_leased_twice_under_racing_claims(queue: Queue) -> None:
-    """§10.2 [10.2-05]"""
+    """Contract §10.2 [10.2-05]"""
     queue.add(*range(300))
     with ThreadPoolExecutor(WORKERS) as pool:
         pages = list(pool.map(lambda n: queue.take(f"w{n}", 20, lease_ms=LONG_MS), range(20)))
@@ -216,7 +216,7 @@ def test_no_job_is_leased_twice_under_racing_claims(queue: Queue) -> None:
 
 # --- wait_ms --------------------------------------------------------------------------------------
 def test_a_waiting_claim_is_answered_by_the_first_job(queue: Queue) -> None:
-    """EXTENSIONS: wait_ms [10.2-14]"""
+    """docs/EXTENSIONS.md, wait_ms [10.2-14]"""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(queue.take, "w", 8, wait_ms=20_000)
         began = time.monotonic()
@@ -228,7 +228,7 @@ def test_a_waiting_claim_is_answered_by_the_first_job(queue: Queue) -> None:
 
 
 def test_a_waiting_claim_answers_empty_when_its_time_is_over(queue: Queue) -> None:
-    """EXTENSIONS: wait_ms [10.2-14]"""
+    """docs/EXTENSIONS.md, wait_ms [10.2-14]"""
     began = time.monotonic()
     answer = queue.claim("w", 1, wait_ms=150)
     assert 0.14 < time.monotonic() - began < 10
@@ -236,7 +236,9 @@ def test_a_waiting_claim_answers_empty_when_its_time_is_over(queue: Queue) -> No
 
 
 def test_a_waiting_claim_that_disconnected_leaves_no_lease(queue: Queue) -> None:
-    """EXTENSIONS: wait_ms [10.2-14]: no worker could ack a job of an answer that was never sent."""
+    """docs/EXTENSIONS.md, wait_ms [10.2-14]: no worker could ack a job of an answer that was never
+    sent.
+    """
     body = json.dumps({"node": "ghost", "wait_ms": 30_000, "lease_ms": LONG_MS}).encode()
     head = (
         f"POST {queue.path}/claim HTTP/1.1\r\nHost: localhost\r\n"
@@ -262,7 +264,7 @@ def test_a_waiting_claim_that_disconnected_leaves_no_lease(queue: Queue) -> None
 
 
 def test_a_waiting_claim_gets_released_and_expired_jobs(queue: Queue) -> None:
-    """EXTENSIONS: wait_ms [10.2-14, 10.3-01]"""
+    """docs/EXTENSIONS.md, wait_ms [10.2-14, 10.3-01]"""
     queue.add("job")
     queue.take("a", lease_ms=LONG_MS)
     with ThreadPoolExecutor(1) as pool:
@@ -278,8 +280,8 @@ def test_a_waiting_claim_gets_released_and_expired_jobs(queue: Queue) -> None:
 def test_a_waiting_claim_learns_of_leases_granted_meanwhile(
     api: Api, topic: str, durable: bool
 ) -> None:
-    """EXTENSIONS: wait_ms [10.2-14, 10.3-01]: one of two claims gets the job; the other gets it
-    when the lease expires.
+    """docs/EXTENSIONS.md, wait_ms [10.2-14, 10.3-01]: one of two claims gets the job; the other
+    gets it when the lease expires.
     """
     queue = Queue.made(api, topic, leases_durable=durable, lease_ms=SHORT_MS)
     with ThreadPoolExecutor(2) as pool:
@@ -322,7 +324,7 @@ def _at_once(queue: Queue, asks: list[tuple[str, int]]) -> dict[str, list[Json]]
 
 
 def test_the_claimers_of_one_window_share_round_robin(api: Api, topic: str) -> None:
-    """§10.2 [10.2-10]"""
+    """Contract §10.2 [10.2-10]"""
     queue = Queue.made(api, topic, claim_jitter_ms=400)
     queue.add(*range(40))
     got = _at_once(queue, [(f"w{n}", 100) for n in range(4)])
@@ -333,7 +335,7 @@ def test_the_claimers_of_one_window_share_round_robin(api: Api, topic: str) -> N
 
 
 def test_the_shares_of_a_window_are_in_proportion_to_max(api: Api, topic: str) -> None:
-    """§10.2 [10.2-10]"""
+    """Contract §10.2 [10.2-10]"""
     queue = Queue.made(api, topic, claim_jitter_ms=400)
     queue.add(*range(20))
     got = _at_once(queue, [("big", 30), ("small", 10)])
@@ -341,7 +343,7 @@ def test_the_shares_of_a_window_are_in_proportion_to_max(api: Api, topic: str) -
 
 
 def test_a_window_with_enough_jobs_serves_every_claim_fully(api: Api, topic: str) -> None:
-    """§10.2 [10.2-10]"""
+    """Contract §10.2 [10.2-10]"""
     queue = Queue.made(api, topic, claim_jitter_ms=300)
     queue.add(*range(50))
     got = _at_once(queue, [("a", 10), ("b", 20), ("c", 3)])
@@ -350,7 +352,7 @@ def test_a_window_with_enough_jobs_serves_every_claim_fully(api: Api, topic: str
 
 
 def test_a_window_is_no_longer_than_it_says(api: Api, topic: str) -> None:
-    """§10.2 [10.2-10]"""
+    """Contract §10.2 [10.2-10]"""
     queue = Queue.made(api, topic, claim_jitter_ms=200)
     queue.add(1)
     began = time.monotonic()
@@ -396,7 +398,7 @@ def test_waiting_workers_with_jitter_share_bursts_evenly(api: Api, topic: str) -
 
 
 def test_without_jitter_no_waiting_worker_starves(api: Api, topic: str) -> None:
-    """§10.2, issue 6 [10.2-16]"""
+    """§10.2 [10.2-16]"""
     queue = Queue.made(api, topic)
     is_over = threading.Event()
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -50,7 +50,7 @@ def _bury_all(queue: Queue, count: int) -> None:
 
 
 def test_a_job_is_delivered_so_often_and_then_dies(queue: Queue) -> None:
-    """§10.6 [10.6-05, 10.6-08, 10.6-09, 10.7-01]"""
+    """Contract §10.6 [10.6-05, 10.6-08, 10.6-09, 10.7-01]"""
     queue.add("bad")
     refused(queue.api.state(f"{queue.name}.dlq"), 404, "topic_not_found")
     for deliveries in (1, 2):
@@ -69,7 +69,7 @@ def test_a_job_is_delivered_so_often_and_then_dies(queue: Queue) -> None:
 
 
 def test_expiries_count_as_deliveries(api: Api, topic: str) -> None:
-    """§10.6, §10.3 [10.6-05, 10.3-02]"""
+    """Contract §10.6, §10.3 [10.6-05, 10.3-02]"""
     queue = Queue.made(api, topic, max_deliveries=1, dead_letter=f"{topic}.dlq", lease_ms=SHORT_MS)
     queue.add("slow", "next")
     assert datas_of(queue.take("w")) == ["slow"]
@@ -80,7 +80,7 @@ def test_expiries_count_as_deliveries(api: Api, topic: str) -> None:
 
 
 def test_an_ack_of_the_last_delivery_saves_the_job(queue: Queue) -> None:
-    """§10.6 [10.6-05]"""
+    """Contract §10.6 [10.6-05]"""
     queue.add("just so")
     queue.nack("w", seqs_of(queue.take("w")))
     assert queue.ack("w", seqs_of(queue.take("w")))["acked"] == 1
@@ -90,7 +90,7 @@ def test_an_ack_of_the_last_delivery_saves_the_job(queue: Queue) -> None:
 
 
 def test_extending_costs_no_delivery(queue: Queue) -> None:
-    """§10.6 [10.6-04, 10.6-05]"""
+    """Contract §10.6 [10.6-04, 10.6-05]"""
     queue.add("long")
     queue.take("w")
     for _ in range(5):
@@ -100,7 +100,7 @@ def test_extending_costs_no_delivery(queue: Queue) -> None:
 
 
 def test_a_letter_is_the_record_with_stamps(queue: Queue) -> None:
-    """§10.6 [10.6-06]"""
+    """Contract §10.6 [10.6-06]"""
     records = [
         {"data": {"n": [1, {}]}, "tag": "tenant:1", "meta": {"trace": "z9"}},
         {"data": None},
@@ -126,7 +126,7 @@ def _stamp(letter: Json, name: str) -> object:
 
 @pytest.mark.parametrize("data", ["1e400", '{"a" : 1 ,  "a":2}', '"\\u0061\\/"', str(2**70)])
 def test_a_letter_is_the_record_byte_for_byte(queue: Queue, data: str) -> None:
-    """§10.6, S [10.6-06]"""
+    """Contract §10.6, settled rules [10.6-06]"""
     body = b'{"records":[{"data":%b,"meta":{"k": %b}}]}' % (data.encode(), data.encode())
     media = {"Content-Type": "application/json"}
     good(queue.api.http.post(queue.path, content=body, headers=media))
@@ -141,7 +141,7 @@ def test_a_letter_is_the_record_byte_for_byte(queue: Queue, data: str) -> None:
 
 
 def test_stamps_do_not_count_against_the_bounds_of_meta(queue: Queue) -> None:
-    """S [S-59]: stamps count neither as keys nor as bytes."""
+    """Settled rules of the contract [S-59]: stamps count neither as keys nor as bytes."""
     keys = {f"k{n}": n for n in range(64)}
     size = {"k": "v" * (16 * 1024 - 8)}
     good(queue.api.append(queue.name, [{"data": 1, "meta": keys}, {"data": 2, "meta": size}]))
@@ -157,7 +157,7 @@ def test_stamps_do_not_count_against_the_bounds_of_meta(queue: Queue) -> None:
 def test_without_a_limit_or_a_topic_jobs_come_without_end(
     api: Api, topic: str, config: Json
 ) -> None:
-    """§10.6 [10.6-07]"""
+    """Contract §10.6 [10.6-07]"""
     dlq = f"{topic}.dlq"
     queue = Queue.made(api, topic, **({"max_deliveries": 2, "dead_letter": dlq} | config))
     queue.add("again")
@@ -170,8 +170,8 @@ def test_without_a_limit_or_a_topic_jobs_come_without_end(
 
 
 def test_many_jobs_die_each_once(queue: Queue) -> None:
-    """§10.6 [10.6-05, 10.6-09]: although many workers claim at once, each job becomes one dead
-    letter.
+    """Contract §10.6 [10.6-05, 10.6-09]: although many workers claim at once, each job becomes one
+    dead letter.
     """
     queue.add(*range(200))
     _fail_all(queue)
@@ -183,7 +183,7 @@ def test_many_jobs_die_each_once(queue: Queue) -> None:
 
 
 def test_live_jobs_are_not_held_up_by_dead_ones(queue: Queue) -> None:
-    """§10.6 [10.6-05]"""
+    """Contract §10.6 [10.6-05]"""
     queue.add(*(f"bad {n}" for n in range(50)))
     _fail_all(queue)
     queue.add("good")
@@ -192,7 +192,7 @@ def test_live_jobs_are_not_held_up_by_dead_ones(queue: Queue) -> None:
 
 
 def test_the_dead_letter_topic_may_be_a_queue(queue: Queue) -> None:
-    """§10.6 [10.6-05, 10.6-06]: in such a topic a dead letter is a job like any other."""
+    """Contract §10.6 [10.6-05, 10.6-06]: in such a topic a dead letter is a job like any other."""
     dead = Queue.made(queue.api, _dlq(queue))
     queue.add("bad", tag="t")
     _bury_all(queue, 1)
@@ -204,7 +204,7 @@ def test_the_dead_letter_topic_may_be_a_queue(queue: Queue) -> None:
 
 
 def test_where_creation_is_off_a_dead_job_waits_for_its_topic(api: Api, topic: str) -> None:
-    """§10.6 [10.6-08, 10.6-10]: no job is lost meanwhile, and no worker gets it."""
+    """Contract §10.6 [10.6-08, 10.6-10]: no job is lost meanwhile, and no worker gets it."""
     dlq = f"{topic}.dlq"
     queue = Queue.made(api, topic, max_deliveries=2, dead_letter=dlq, auto_create=False)
     queue.add("bad")
@@ -224,7 +224,7 @@ def test_where_creation_is_off_a_dead_job_waits_for_its_topic(api: Api, topic: s
 
 
 def test_a_full_dead_letter_topic_keeps_the_job(api: Api, topic: str, names: Names) -> None:
-    """§10.6 [10.6-10]"""
+    """Contract §10.6 [10.6-10]"""
     dlq = names("dlq")
     good(api.put(dlq, {"cap_records": 1, "discard": "reject"}))
     api.add(dlq, "in the way")
@@ -244,7 +244,7 @@ def test_a_full_dead_letter_topic_keeps_the_job(api: Api, topic: str, names: Nam
 
 
 def test_max_deliveries_may_change_under_way(queue: Queue) -> None:
-    """§10.6, §1.1 [10.6-05, 10.7-05]"""
+    """Contract §10.6, §1.1 [10.6-05, 10.7-05]"""
     queue.add("bad")
     _fail_all(queue)
     queue.put(max_deliveries=4, dead_letter=f"{queue.name}.dlq")
@@ -257,7 +257,7 @@ def test_max_deliveries_may_change_under_way(queue: Queue) -> None:
 
 
 def test_dead_lettered_starts_again_with_a_new_queue(queue: Queue) -> None:
-    """§10.7 [10.7-03]"""
+    """Contract §10.7 [10.7-03]"""
     queue.add(1, 2)
     _bury_all(queue, 2)
     config = queue.state()["config"]
@@ -269,7 +269,7 @@ def test_dead_lettered_starts_again_with_a_new_queue(queue: Queue) -> None:
 
 
 def test_an_ephemeral_dead_letter_topic_is_warned_of(own: NewServer, topic: str) -> None:
-    """S [S-69]"""
+    """Settled rules of the contract [S-69]"""
     server = own()
     api = server.start()
     good(api.put("gone", {"durability": "ephemeral"}))
@@ -298,7 +298,7 @@ def _letter_seqs(queue: Queue, *datas: int) -> list[int]:
 
 
 def test_a_redrive_of_all_brings_the_jobs_back(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11]"""
     answer = dead.redrive(all=True)
     assert (answer["topic"], answer["from"]) == (dead.name, _dlq(dead))
     assert (answer["redriven"], answer["skipped"], answer["more"]) == (6, [], False)
@@ -314,7 +314,7 @@ def test_a_redrive_of_all_brings_the_jobs_back(dead: Queue) -> None:
 
 
 def test_a_redriven_job_can_die_again(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11, 10.6-09]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11, 10.6-09]"""
     dead.redrive(all=True)
     _bury_all(dead, 6)
     assert dead.counts() == (0, 0, 12)
@@ -323,7 +323,7 @@ def test_a_redriven_job_can_die_again(dead: Queue) -> None:
 
 
 def test_a_redrive_by_seqs_takes_those_and_names_the_rest(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11]"""
     asked = _letter_seqs(dead, 1, 4)
     answer = dead.redrive(seqs=[*asked, 9999])
     assert (answer["redriven"], answer["skipped"]) == (2, [9999])
@@ -334,7 +334,7 @@ def test_a_redrive_by_seqs_takes_those_and_names_the_rest(dead: Queue) -> None:
 
 
 def test_a_redrive_by_tag(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11]"""
     assert dead.redrive(tag="odd")["redriven"] == 3
     assert sorted(datas_of(dead.take("w", 10))) == [1, 3, 5]
     assert dead.redrive(match=["tag", "Glob", "ev*"])["redriven"] == 3
@@ -342,7 +342,7 @@ def test_a_redrive_by_tag(dead: Queue) -> None:
 
 
 def test_a_redrive_is_bounded_and_goes_on(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11]"""
     moved: list[int] = []
     answer = dead.redrive(all=True, max=4)
     assert (answer["redriven"], answer["more"]) == (4, True)
@@ -354,7 +354,7 @@ def test_a_redrive_is_bounded_and_goes_on(dead: Queue) -> None:
 
 
 def test_a_redrive_takes_only_letters_of_this_queue(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11]"""
     other = Queue.made(
         dead.api, new_name("other"), max_deliveries=2, dead_letter=_dlq(dead), lease_ms=LONG_MS
     )
@@ -371,7 +371,9 @@ def test_a_redrive_takes_only_letters_of_this_queue(dead: Queue) -> None:
 
 
 def test_a_redrive_names_where_from(dead: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]: `from` works even if the queue no longer names this topic."""
+    """docs/EXTENSIONS.md, redrive [10.6-11]: `from` works even if the queue no longer names this
+    topic.
+    """
     dlq = _dlq(dead)
     dead.put()
     assert refused(dead.post("redrive", {"all": True}), 400, "invalid_request")["field"] == "from"
@@ -382,7 +384,7 @@ def test_a_redrive_names_where_from(dead: Queue) -> None:
 
 
 def test_a_redrive_leaves_a_leased_letter(queue: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]: the dead-letter topic is a queue of its own."""
+    """docs/EXTENSIONS.md, redrive [10.6-11]: the dead-letter topic is a queue of its own."""
     undertakers = Queue.made(queue.api, _dlq(queue), lease_ms=LONG_MS)
     queue.add(1, 2)
     _bury_all(queue, 2)
@@ -394,7 +396,7 @@ def test_a_redrive_leaves_a_leased_letter(queue: Queue) -> None:
 
 
 def test_redrives_at_once_bring_each_letter_back_once(queue: Queue) -> None:
-    """EXTENSIONS: redrive [10.6-11]"""
+    """docs/EXTENSIONS.md, redrive [10.6-11]"""
     queue.add(*range(100))
     _bury_all(queue, 100)
     with ThreadPoolExecutor(6) as pool:
@@ -405,7 +407,7 @@ def test_redrives_at_once_bring_each_letter_back_once(queue: Queue) -> None:
 
 
 def test_a_redrive_into_a_full_queue_moves_nothing(api: Api, topic: str) -> None:
-    """EXTENSIONS: redrive [10.6-11]: the dead letters stay where they are."""
+    """docs/EXTENSIONS.md, redrive [10.6-11]: the dead letters stay where they are."""
     dlq = f"{topic}.dlq"
     config: Json = {"max_deliveries": 2, "dead_letter": dlq, "discard": "reject", "cap_records": 3}
     queue = Queue.made(api, topic, **config)

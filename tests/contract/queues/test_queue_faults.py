@@ -46,8 +46,8 @@ def _full_disk(server: Server) -> Iterator[None]:
 def test_a_job_with_an_ack_in_flight_is_given_to_no_worker(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """§10.4, §10.3 [10.4-08, 10.4-05]: that holds even past its deadline; a repeated ack waits for
-    the first.
+    """Contract §10.4, §10.3 [10.4-08, 10.4-05]: that holds even past its deadline; a repeated ack
+    waits for the first.
     """
     fault = tmp_path / "fault"
     queue = Queue.made(_faulty(own, fault).start(), topic, durable=True)
@@ -71,7 +71,7 @@ def test_a_job_with_an_ack_in_flight_is_given_to_no_worker(
 
 
 def test_soft_leases_wait_for_no_disk(own: NewServer, topic: str, tmp_path: Path) -> None:
-    """§10.1 [10.1-04]: durable ones do."""
+    """Contract §10.1 [10.1-04]: durable ones do."""
     fault = tmp_path / "fault"
     api = _faulty(own, fault).start()
     soft = Queue.made(api, f"{topic}.soft", lease_ms=LONG_MS)
@@ -90,8 +90,8 @@ def test_soft_leases_wait_for_no_disk(own: NewServer, topic: str, tmp_path: Path
 
 
 def test_a_full_disk_leases_nothing_durably_and_loses_nothing(own: NewServer, topic: str) -> None:
-    """§10.2, §10.8, S [10.2-17, 10.8-06]: a claim gets 429 and leases nothing; a stream gets an
-    error and continues.
+    """Contract §10.2, §10.8, settled rules [10.2-17, 10.8-06]: a claim gets 429 and leases nothing;
+    a stream gets an error and continues.
     """
     server = own(TOPICS_WAL_SHARDS="1")
     api = server.start()
@@ -122,7 +122,9 @@ def test_a_full_disk_leases_nothing_durably_and_loses_nothing(own: NewServer, to
 def test_a_broken_disk_refuses_acks_and_durable_claims(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """§10.2, §10.4, S [10.2-17, 10.4-08]: unacked jobs are there after the restart."""
+    """Contract §10.2, §10.4, settled rules [10.2-17, 10.4-08]: unacked jobs are there after the
+    restart.
+    """
     fault = tmp_path / "fault"
     server = _faulty(own, fault)
     api = server.start()
@@ -156,7 +158,9 @@ def test_a_broken_disk_refuses_acks_and_durable_claims(
 def test_a_stopping_server_answers_waiting_claims(
     own: NewServer, topic: str, jitter_ms: int
 ) -> None:
-    """§10.2, §0.6 [10.2-14]: the claims are answered at once, without jobs; the stop is clean."""
+    """Contract §10.2, §0.6 [10.2-14]: the claims are answered at once, without jobs; the stop is
+    clean.
+    """
     server = own()
     queue = Queue.made(server.start(), topic, claim_jitter_ms=jitter_ms)
     wait_ms = 0 if jitter_ms else 30_000

@@ -43,7 +43,7 @@ def _facts(queue: Queue) -> Json:
 
 @pytest.mark.parametrize(("how", "durable"), KEPT)
 def test_leases_and_counts_are_kept(own: NewServer, topic: str, how: str, durable: bool) -> None:
-    """S, §10.1 [S-68, 10.3-04]"""
+    """Contract §10.1, settled rules [S-68, 10.3-04]"""
     server = own()
     queue = Queue.made(server.start(), topic, leases_durable=durable, lease_ms=LONG_MS)
     queue.add(*range(1, 11))
@@ -70,7 +70,7 @@ def test_leases_and_counts_are_kept(own: NewServer, topic: str, how: str, durabl
 
 
 def test_after_a_kill_soft_leases_are_gone(own: NewServer, topic: str) -> None:
-    """S, §10.3 [S-68, 10.3-03]"""
+    """Contract §10.3, settled rules [S-68, 10.3-03]"""
     server = own()
     queue = Queue.made(server.start(), topic, leases_durable=False, lease_ms=LONG_MS)
     queue.add(*range(1, 6))
@@ -91,7 +91,7 @@ def test_after_a_kill_soft_leases_are_gone(own: NewServer, topic: str) -> None:
 
 
 def test_counts_after_a_kill_are_those_of_the_last_checkpoint(own: NewServer, topic: str) -> None:
-    """S [S-68]: here a clean stop made the last checkpoint."""
+    """Settled rules of the contract [S-68]: here a clean stop made the last checkpoint."""
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     queue.add("job")
@@ -106,8 +106,8 @@ def test_counts_after_a_kill_are_those_of_the_last_checkpoint(own: NewServer, to
 
 
 def test_durable_counts_never_go_down(own: NewServer, topic: str) -> None:
-    """S, §10.1 [10.3-04, 10.6-05]: so a job that kills its server becomes a dead letter in the
-    end.
+    """Contract §10.1, settled rules [10.3-04, 10.6-05]: so a job that kills its server becomes a
+    dead letter in the end.
     """
     server = own()
     queue = Queue.made(
@@ -133,8 +133,8 @@ def test_durable_counts_never_go_down(own: NewServer, topic: str) -> None:
 def test_a_kill_of_the_server_takes_no_job_from_a_live_stream_holder(
     own: NewServer, topic: str, durable: bool
 ) -> None:
-    """§10.8, §10.3, S [10.8-13]: the kill proves nothing about the worker, whose durable leases
-    continue.
+    """Contract §10.8, §10.3, settled rules [10.8-13]: the kill proves nothing about the worker,
+    whose durable leases continue.
     """
     server = own()
     queue = Queue.made(server.start(), topic, leases_durable=durable, lease_ms=LONG_MS)
@@ -177,7 +177,7 @@ def test_a_work_stream_requested_during_replay_is_never_refused(own: NewServer, 
 
 
 def test_acked_jobs_stay_gone_and_others_stay(own: NewServer, topic: str) -> None:
-    """§10.4, §10.1 [10.4-05]"""
+    """Contract §10.4, §10.1 [10.4-05]"""
     server = own()
     api = server.start()
     queues = [
@@ -203,7 +203,7 @@ def test_acked_jobs_stay_gone_and_others_stay(own: NewServer, topic: str) -> Non
 
 
 def test_a_lease_may_run_out_while_the_server_is_down(own: NewServer, topic: str) -> None:
-    """§10.3, S [10.3-01, S-68]"""
+    """Contract §10.3, settled rules [10.3-01, S-68]"""
     server = own()
     api = server.start()
     queues = [Queue.made(api, f"{topic}.{d}", leases_durable=d) for d in (False, True)]
@@ -224,7 +224,7 @@ def test_a_lease_may_run_out_while_the_server_is_down(own: NewServer, topic: str
 
 
 def test_delays_are_kept(own: NewServer, topic: str) -> None:
-    """EXTENSIONS: delay_ms [10.1-03]"""
+    """docs/EXTENSIONS.md, delay_ms [10.1-03]"""
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     at_ms = now_ms() + 1500
@@ -247,7 +247,7 @@ def test_delays_are_kept(own: NewServer, topic: str) -> None:
 
 
 def test_dead_letters_are_kept_once(own: NewServer, topic: str) -> None:
-    """§10.6, §10.7 [10.6-12, 10.7-01]: that also holds if the two topics are on different
+    """Contract §10.6, §10.7 [10.6-12, 10.7-01]: that also holds if the two topics are on different
     shards.
     """
     server = own(TOPICS_WAL_SHARDS="3")
@@ -270,7 +270,7 @@ def test_dead_letters_are_kept_once(own: NewServer, topic: str) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_kill_amid_moves_loses_and_doubles_nothing(own: NewServer, topic: str, seed: int) -> None:
-    """§10.6, issue 6 [10.6-12]: every job is still a job or one letter."""
+    """§10.6 [10.6-12]: every job is still a job or one letter."""
     server = own(TOPICS_WAL_SHARDS="3")
     dlq = f"{topic}.dlq"
     queue = Queue.made(server.start(), topic, max_deliveries=1, dead_letter=dlq, lease_ms=LONG_MS)
@@ -292,8 +292,8 @@ def test_a_kill_amid_moves_loses_and_doubles_nothing(own: NewServer, topic: str,
 
 
 def test_letters_honour_the_class_of_their_topic(own: NewServer, topic: str) -> None:
-    """§0.10, S [0.10-24]: letters in an ephemeral topic are gone, letters in another topic are
-    kept.
+    """Contract §0.10, settled rules [0.10-24]: letters in an ephemeral topic are gone, letters in
+    another topic are kept.
     """
     server = own()
     api = server.start()
@@ -316,7 +316,9 @@ def test_letters_honour_the_class_of_their_topic(own: NewServer, topic: str) -> 
 
 
 def test_lease_ids_never_come_again(own: NewServer, topic: str) -> None:
-    """§10.2 [10.2-06, 10.4-03]: that holds over restarts of every kind, deletion and recreation."""
+    """Contract §10.2 [10.2-06, 10.4-03]: that holds over restarts of every kind, deletion and
+    recreation.
+    """
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     seen: list[str] = []
@@ -334,7 +336,9 @@ def test_lease_ids_never_come_again(own: NewServer, topic: str) -> None:
 
 
 def test_a_deleted_queue_leaves_no_lease_behind(own: NewServer, topic: str) -> None:
-    """§1.4, S [10.7-06]: durable leases of a queue that is gone are not found again."""
+    """Contract §1.4, settled rules [10.7-06]: durable leases of a queue that is gone are not found
+    again.
+    """
     server = own()
     queue = Queue.made(server.start(), topic, leases_durable=True, lease_ms=LONG_MS)
     queue.add(1, 2, 3)
@@ -350,8 +354,8 @@ def test_a_deleted_queue_leaves_no_lease_behind(own: NewServer, topic: str) -> N
 
 
 def test_sealed_jobs_are_claimed_like_any(own: NewServer, topic: str) -> None:
-    """§10.2 [10.2-01]: workers can claim jobs whose records are no longer in memory, also after
-    restarts.
+    """Contract §10.2 [10.2-01]: workers can claim jobs whose records are no longer in memory, also
+    after restarts.
     """
     server = own(
         TOPICS_SEGMENT_MAX_EVENTS="50",

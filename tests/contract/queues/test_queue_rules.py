@@ -40,7 +40,7 @@ def queue(api: Api, topic: str) -> Queue:
 
 # --- state ----------------------------------------------------------------------------------------
 def test_the_state_of_a_queue_has_its_counters(queue: Queue) -> None:
-    """§1.2, §10.7 [1.2-10, 10.7-01, 10.7-02]"""
+    """Contract §1.2, §10.7 [1.2-10, 10.7-01, 10.7-02]"""
     state = queue.state()
     assert state["type"] == "queue"
     assert {"ready", "in_flight", "dead_lettered"} <= set(state["queue"])
@@ -58,7 +58,7 @@ def test_the_state_of_a_queue_has_its_counters(queue: Queue) -> None:
 
 
 def test_metrics_count_queues_and_leases(own: NewServer, topic: str) -> None:
-    """§8.3 [8.3-05]"""
+    """Contract §8.3 [8.3-05]"""
     queue = Queue.made(own().start(), topic)
     other = Queue.made(queue.api, f"{topic}.2")
     queue.add(*range(5))
@@ -87,7 +87,7 @@ def test_metrics_count_queues_and_leases(own: NewServer, topic: str) -> None:
 
 # --- readers --------------------------------------------------------------------------------------
 def test_diff_reads_a_queue_and_moves_nothing(queue: Queue) -> None:
-    """§10, §3 [10-01]"""
+    """Contract §10, §3 [10-01]"""
     queue.take("w", 2)
     before = (queue.counts(), queue.held())
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_diff_reads_a_queue_and_moves_nothing(queue: Queue) -> None:
 
 
 def test_watch_reads_a_queue_and_moves_nothing(queue: Queue) -> None:
-    """§10, §7 [10-01]"""
+    """Contract §10, §7 [10-01]"""
     queue.take("w", 2)
     before = (queue.counts(), queue.held())
     body = {"topics": {queue.name: {"from_seq": 0}}}
@@ -115,7 +115,7 @@ def test_watch_reads_a_queue_and_moves_nothing(queue: Queue) -> None:
 # --- removal of jobs ------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", [{"before_seq": 4}, {"match": "odd", "before_seq": 4}])
 def test_a_delete_takes_leased_jobs_with_their_leases(queue: Queue, how: Json) -> None:
-    """§5, §10.4 [10.7-04, 10.4-02]"""
+    """Contract §5, §10.4 [10.7-04, 10.4-02]"""
     jobs = queue.take("w", 3)
     gone = good(queue.api.delete(queue.name, **how))["deleted"]
     assert queue.counts() == (2, 3 - gone, 0)
@@ -127,7 +127,7 @@ def test_a_delete_takes_leased_jobs_with_their_leases(queue: Queue, how: Json) -
 
 
 def test_a_delete_takes_jobs_that_wait(queue: Queue) -> None:
-    """§5 [10.7-04]: a delete also removes unclaimed, released and delayed jobs."""
+    """Contract §5 [10.7-04]: a delete also removes unclaimed, released and delayed jobs."""
     queue.take("w", 3)
     queue.nack("w", [1])
     queue.nack("w", [2], delay_ms=LONG_MS)
@@ -141,7 +141,7 @@ def test_a_delete_takes_jobs_that_wait(queue: Queue) -> None:
 
 
 def test_a_cap_evicts_leased_jobs(api: Api, topic: str) -> None:
-    """§0.10 [10.7-04]"""
+    """Contract §0.10 [10.7-04]"""
     queue = Queue.made(api, topic, cap_records=3, discard="old", lease_ms=LONG_MS)
     queue.add(1, 2, 3)
     jobs = queue.take("w", 3)
@@ -155,7 +155,7 @@ def test_a_cap_evicts_leased_jobs(api: Api, topic: str) -> None:
 
 
 def test_a_reject_queue_is_full_until_an_ack(api: Api, topic: str) -> None:
-    """§0.10, S [10.7-04]: a lease does not make room, but an ack does."""
+    """Contract §0.10, settled rules [10.7-04]: a lease does not make room, but an ack does."""
     queue = Queue.made(api, topic, cap_records=2, discard="reject", lease_ms=LONG_MS)
     queue.add(1, 2)
     queue.take("w", 2)
@@ -168,7 +168,7 @@ def test_a_reject_queue_is_full_until_an_ack(api: Api, topic: str) -> None:
 
 
 def test_a_job_past_its_ttl_is_no_job_any_more(api: Api, topic: str) -> None:
-    """§0.10 [10.7-04]"""
+    """Contract §0.10 [10.7-04]"""
     queue = Queue.made(api, topic, ttl_ms=600, lease_ms=LONG_MS)
     queue.add(1, 2, 3)
     queue.take("w", 1)
@@ -181,7 +181,7 @@ def test_a_job_past_its_ttl_is_no_job_any_more(api: Api, topic: str) -> None:
 
 # --- PUT ------------------------------------------------------------------------------------------
 def test_a_put_goes_forward_and_leaves_leases_alone(queue: Queue) -> None:
-    """§1.1, §10 [10.7-05]"""
+    """Contract §1.1, §10 [10.7-05]"""
     queue.take("w", 2)
     before = (queue.counts(), queue.held())
     queue.put(lease_ms=123_000)
@@ -199,7 +199,7 @@ def test_a_put_goes_forward_and_leaves_leases_alone(queue: Queue) -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_leases_may_become_durable_and_soft_again(api: Api, topic: str, first: bool) -> None:
-    """§0.10 [10.7-05]"""
+    """Contract §0.10 [10.7-05]"""
     queue = Queue.made(api, topic, leases_durable=first, lease_ms=LONG_MS)
     queue.add(*range(6))
     jobs = queue.take("w", 2)
@@ -213,7 +213,7 @@ def test_leases_may_become_durable_and_soft_again(api: Api, topic: str, first: b
 
 
 def test_a_queue_with_jobs_is_not_empty(queue: Queue) -> None:
-    """§1.4 [10.7-06]: leased or not."""
+    """Contract §1.4 [10.7-06]: leased or not."""
     queue.take("w", 5)
     refused(queue.api.drop(queue.name, if_empty=True), 409, "topic_not_empty")
     queue.ack("w", [1, 2, 3, 4, 5])
@@ -222,7 +222,7 @@ def test_a_queue_with_jobs_is_not_empty(queue: Queue) -> None:
 
 
 def test_deleting_a_queue_takes_its_leases(queue: Queue) -> None:
-    """§1.4, §10 [10.7-06, 10.7-03]"""
+    """Contract §1.4, §10 [10.7-06, 10.7-03]"""
     queue.take("w", 3)
     queue.nack("w", [1], delay_ms=LONG_MS)
     good(queue.api.drop(queue.name))
@@ -235,7 +235,7 @@ def test_deleting_a_queue_takes_its_leases(queue: Queue) -> None:
 
 # --- delays of records ----------------------------------------------------------------------------
 def test_a_delayed_job_is_claimable_from_its_time_on(api: Api, topic: str) -> None:
-    """EXTENSIONS: delay_ms, deliver_at_ms [10.1-03]"""
+    """docs/EXTENSIONS.md, delay_ms, deliver_at_ms [10.1-03]"""
     queue = Queue.made(api, topic, lease_ms=LONG_MS)
     before = now_ms()
     at_ms = before + 500
@@ -253,7 +253,7 @@ def test_a_delayed_job_is_claimable_from_its_time_on(api: Api, topic: str) -> No
 
 
 def test_delayed_jobs_are_counted_apart(api: Api, topic: str) -> None:
-    """EXTENSIONS: delay_ms, state [10.1-03, 10.7-02]"""
+    """docs/EXTENSIONS.md, delay_ms, state [10.1-03, 10.7-02]"""
     queue = Queue.made(api, topic)
     good(api.append(topic, [{"data": n, "delay_ms": LONG_MS} for n in range(4)]))
     queue.add("a", "b", "past", deliver_at_ms=1)
@@ -266,7 +266,7 @@ def test_delayed_jobs_are_counted_apart(api: Api, topic: str) -> None:
 
 
 def test_a_log_has_no_delays(api: Api, topic: str) -> None:
-    """EXTENSIONS: delay_ms [10.1-03]"""
+    """docs/EXTENSIONS.md, delay_ms [10.1-03]"""
     api.add(topic, "x", delay_ms=LONG_MS)
     assert [record["data"] for record in api.read_all(topic)] == ["x"]
 
@@ -287,7 +287,7 @@ def test_a_log_has_no_delays(api: Api, topic: str) -> None:
     ],
 )
 def test_a_malformed_delay_is_refused_and_stores_nothing(queue: Queue, record: Json) -> None:
-    """EXTENSIONS: delay_ms [10.1-03]"""
+    """docs/EXTENSIONS.md, delay_ms [10.1-03]"""
     answer = queue.api.append(queue.name, [{"data": 0}, {"data": 1, **record}])
     field = refused(answer, 400, "invalid_request")["field"]
     assert field in {f"records[1].{name}" for name in record}
@@ -296,7 +296,7 @@ def test_a_malformed_delay_is_refused_and_stores_nothing(queue: Queue, record: J
 
 # --- the list of leases ---------------------------------------------------------------------------
 def test_leases_are_listed_with_holder_and_deadline(queue: Queue) -> None:
-    """EXTENSIONS: GET leases [10.7-07]"""
+    """docs/EXTENSIONS.md, GET leases [10.7-07]"""
     empty = queue.leases()
     assert (set(empty), empty["leases"]) == ({"topic", "leases", "performance"}, [])
     (one, two), start, end = _timed_claims(queue)
@@ -317,7 +317,7 @@ def _timed_claims(queue: Queue) -> tuple[tuple[Json, Json], int, int]:
 
 
 def test_leases_come_in_pages(api: Api, topic: str) -> None:
-    """EXTENSIONS: GET leases [10.7-07]"""
+    """docs/EXTENSIONS.md, GET leases [10.7-07]"""
     queue = Queue.made(api, topic, lease_ms=LONG_MS)
     queue.add(*range(25))
     queue.take("w", 25)
@@ -334,7 +334,7 @@ def test_leases_come_in_pages(api: Api, topic: str) -> None:
 
 
 def test_an_expired_lease_is_not_listed(api: Api, topic: str) -> None:
-    """EXTENSIONS: GET leases [10.7-07]"""
+    """docs/EXTENSIONS.md, GET leases [10.7-07]"""
     queue = Queue.made(api, topic)
     queue.add(1)
     queue.take("w", lease_ms=SHORT_MS)
@@ -354,7 +354,7 @@ def _events(api: Api, log: str, count: int) -> list[Json]:
 
 
 def test_the_lease_log_has_the_life_of_jobs(api: Api, topic: str, names: Names) -> None:
-    """EXTENSIONS: lease_log [10.7-08]"""
+    """docs/EXTENSIONS.md, lease_log [10.7-08]"""
     log = names("lease-log")
     config: Json = {"lease_log": log, "max_deliveries": 2, "dead_letter": f"{topic}.dlq"}
     queue = Queue.made(api, topic, **config)
@@ -397,7 +397,7 @@ def test_the_lease_log_has_the_life_of_jobs(api: Api, topic: str, names: Names) 
 
 
 def test_a_queue_without_a_lease_log_writes_none(queue: Queue, names: Names) -> None:
-    """EXTENSIONS: lease_log [10.7-08]: a PUT without `lease_log` turns the log off."""
+    """docs/EXTENSIONS.md, lease_log [10.7-08]: a PUT without `lease_log` turns the log off."""
     log = names("lease-log")
     queue.put(lease_log=log)
     queue.take("w")
@@ -411,7 +411,7 @@ def test_a_queue_without_a_lease_log_writes_none(queue: Queue, names: Names) -> 
 
 
 def test_a_lease_log_that_takes_nothing_holds_up_no_claim(queue: Queue, names: Names) -> None:
-    """EXTENSIONS: lease_log [10.7-08]"""
+    """docs/EXTENSIONS.md, lease_log [10.7-08]"""
     log = names("lease-log")
     good(queue.api.put(log, {"cap_records": 1, "discard": "reject"}))
     queue.api.add(log, "in the way")
@@ -423,7 +423,7 @@ def test_a_lease_log_that_takes_nothing_holds_up_no_claim(queue: Queue, names: N
 
 @pytest.mark.parametrize("name", ["", "a b", 1, [], True, "{t}"])
 def test_a_malformed_lease_log_is_refused(queue: Queue, name: object) -> None:
-    """EXTENSIONS: lease_log [10.7-08]"""
+    """docs/EXTENSIONS.md, lease_log [10.7-08]"""
     before = queue.state()["config"]
     sent = queue.name if name == "{t}" else name
     answer = queue.api.put(queue.name, {"type": "queue", "lease_log": sent})
@@ -437,7 +437,7 @@ def test_a_malformed_lease_log_is_refused(queue: Queue, name: object) -> None:
 def test_queues_work_alike_in_every_class(
     api: Api, topic: str, durability: str, leases_durable: bool
 ) -> None:
-    """§0.10, §10.1 [10-01, 10.4-01]"""
+    """Contract §0.10, §10.1 [10-01, 10.4-01]"""
     queue = Queue.made(
         api,
         topic,
@@ -459,7 +459,9 @@ def test_queues_work_alike_in_every_class(
 
 
 def test_the_clock_of_a_lease_is_the_servers(own: NewServer, topic: str) -> None:
-    """§10.2, §10.3 [10.2-07, 10.3-01]: a lease ends at its deadline even without any request."""
+    """Contract §10.2, §10.3 [10.2-07, 10.3-01]: a lease ends at its deadline even without any
+    request.
+    """
     queue = Queue.made(own().start(), topic)
     queue.add(1)
     [job] = queue.take("w", lease_ms=SHORT_MS)

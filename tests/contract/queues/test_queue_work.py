@@ -69,7 +69,7 @@ def _refusal(queue: Queue, path: str, accept: str = "text/event-stream") -> RawR
 
 
 def test_the_stream_opens_like_a_watch(queue: Queue, opened: Opened) -> None:
-    """§10.8, §7.3, §7.5 [10.8-05]"""
+    """Contract §10.8, §7.3, §7.5 [10.8-05]"""
     before = now_ms()
     stream = opened(queue)
     assert stream.status == 200
@@ -83,7 +83,7 @@ def test_the_stream_opens_like_a_watch(queue: Queue, opened: Opened) -> None:
 
 
 def test_jobs_are_pushed_as_claimed_entries(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-01, 10.8-04, 10.8-03]"""
+    """Contract §10.8 [10.8-01, 10.8-04, 10.8-03]"""
     record = {"data": {"n": [1]}, "tag": "t", "meta": {"k": 1}}
     good(queue.api.append(queue.name, [record, {"data": "bare"}]))
     before = now_ms()
@@ -110,7 +110,7 @@ def test_jobs_are_pushed_as_claimed_entries(queue: Queue, opened: Opened) -> Non
 
 @pytest.mark.parametrize("data", ["1e400", '{"a" : 1 ,  "a":2}', '"\\u0061\\/"'])
 def test_payloads_are_pushed_byte_for_byte(queue: Queue, opened: Opened, data: str) -> None:
-    """§10.8, S [10.8-04]"""
+    """Contract §10.8, settled rules [10.8-04]"""
     body = b'{"records":[{"data":%b}]}' % data.encode()
     media = {"Content-Type": "application/json"}
     good(queue.api.http.post(queue.path, content=body, headers=media))
@@ -118,7 +118,7 @@ def test_payloads_are_pushed_byte_for_byte(queue: Queue, opened: Opened, data: s
 
 
 def test_one_job_at_a_time_is_the_default(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-03, 10.8-01]"""
+    """Contract §10.8 [10.8-03, 10.8-01]"""
     queue.add(1, 2)
     stream = opened(queue)
     assert _jobs(stream, 1)[0]["data"] == 1
@@ -127,7 +127,7 @@ def test_one_job_at_a_time_is_the_default(queue: Queue, opened: Opened) -> None:
 
 
 def test_no_more_than_max_are_in_flight_and_acks_make_room(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-01, 10.8-02]"""
+    """Contract §10.8 [10.8-01, 10.8-02]"""
     queue.add(*range(1, 8))
     stream = opened(queue, max=3)
     assert [job["$seq"] for job in _jobs(stream, 3)] == [1, 2, 3]
@@ -145,7 +145,7 @@ def test_no_more_than_max_are_in_flight_and_acks_make_room(queue: Queue, opened:
 
 
 def test_a_nack_makes_room(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-02]"""
+    """Contract §10.8 [10.8-02]"""
     queue.add(1, 2)
     stream = opened(queue, max=1)
     [first] = _jobs(stream, 1)
@@ -158,7 +158,7 @@ def test_a_nack_makes_room(queue: Queue, opened: Opened) -> None:
 
 
 def test_an_expiry_makes_room(queue: Queue, opened: Opened) -> None:
-    """§10.8, §10.3 [10.8-02, 10.8-03]"""
+    """Contract §10.8, §10.3 [10.8-02, 10.8-03]"""
     queue.add(1)
     before = now_ms()
     stream = opened(queue, lease_ms=1)
@@ -171,7 +171,7 @@ def test_an_expiry_makes_room(queue: Queue, opened: Opened) -> None:
 
 
 def test_max_of_a_stream_is_clamped(own: NewServer, topic: str, opened: Opened) -> None:
-    """§10.8 [10.8-03]"""
+    """Contract §10.8 [10.8-03]"""
     queue = Queue.made(own(TOPICS_MAX_CLAIM="4").start(), topic)
     queue.add(*range(10))
     stream = opened(queue, max=4_000_000_000)
@@ -182,7 +182,9 @@ def test_max_of_a_stream_is_clamped(own: NewServer, topic: str, opened: Opened) 
 
 @pytest.mark.parametrize("how", ["close", "vanish"])
 def test_jobs_of_a_stream_are_released_at_its_end(queue: Queue, opened: Opened, how: str) -> None:
-    """§10.8 [10.8-07]: the node keeps its leases from a claim and those of its other stream."""
+    """Contract §10.8 [10.8-07]: the node keeps its leases from a claim and those of its other
+    stream.
+    """
     queue.add(*range(1, 7))
     polled = queue.take("w", 2)
     one, other = opened(queue, max=2), opened(queue, max=2)
@@ -204,7 +206,7 @@ def test_jobs_of_a_stream_are_released_at_its_end(queue: Queue, opened: Opened, 
 
 
 def test_the_end_of_a_stream_feeds_another(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-07]: instant failover."""
+    """Contract §10.8 [10.8-07]: instant failover."""
     queue.add("job")
     one = opened(queue, "a")
     [job] = _jobs(one, 1)
@@ -216,7 +218,7 @@ def test_the_end_of_a_stream_feeds_another(queue: Queue, opened: Opened) -> None
 
 
 def test_streams_and_claims_share_a_window(api: Api, topic: str, opened: Opened) -> None:
-    """§10.8, §10.2 [10.8-10]"""
+    """Contract §10.8, §10.2 [10.8-10]"""
     queue = Queue.made(api, topic, claim_jitter_ms=300, lease_ms=LONG_MS)
     streams = [opened(queue, f"w{n}", max=100) for n in range(4)]
     for stream in streams:
@@ -229,7 +231,7 @@ def test_streams_and_claims_share_a_window(api: Api, topic: str, opened: Opened)
 
 
 def test_a_stream_hears_that_its_queue_is_gone(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-06]: the stream sends a last error and ends by itself."""
+    """Contract §10.8 [10.8-06]: the stream sends a last error and ends by itself."""
     queue.add(1)
     stream = opened(queue)
     _jobs(stream, 1)
@@ -244,7 +246,7 @@ def test_a_stream_hears_that_its_queue_is_gone(queue: Queue, opened: Opened) -> 
 
 
 def test_a_stream_of_a_queue_does_not_outlive_it(queue: Queue, opened: Opened) -> None:
-    """§10.8 [10.8-06]: a queue recreated under the name is another queue."""
+    """Contract §10.8 [10.8-06]: a queue recreated under the name is another queue."""
     stream = opened(queue)
     stream.comment(0)
     good(queue.api.drop(queue.name))
@@ -255,7 +257,7 @@ def test_a_stream_of_a_queue_does_not_outlive_it(queue: Queue, opened: Opened) -
 
 
 def test_streams_count_as_connections(own: NewServer, topic: str, opened: Opened) -> None:
-    """§11 [10.8-11]: streams count while they are open, and free their slot at their end."""
+    """Contract §11 [10.8-11]: open streams count, and free their slot at their end."""
     queue = Queue.made(own(TOPICS_MAX_SSE_CONNECTIONS="2").start(), topic)
     one, _ = opened(queue), opened(queue)
     answer = opened(queue).refusal()
@@ -271,14 +273,14 @@ def test_streams_count_as_connections(own: NewServer, topic: str, opened: Opened
     [[], ["Accept: */*"], ["Accept: text/*"], ["Accept: application/json, text/event-stream"]],
 )
 def test_accept_values_that_allow_an_event_stream(queue: Queue, headers: list[str]) -> None:
-    """§10.8, S [10.8-08]"""
+    """Contract §10.8, settled rules [10.8-08]"""
     stream = SseStream(queue.api.url, f"{queue.path}/work?node=w", headers)
     stream.close()
     assert stream.status == 200
 
 
 def test_requests_for_no_stream_are_refused(queue: Queue, topic: str) -> None:
-    """§10.8, §9 [10.8-08, 9-04]"""
+    """Contract §10.8, §9 [10.8-08, 9-04]"""
     log = f"{topic}.log"
     queue.api.add(log, 1)
     for accept in ("application/json", "text/html", "text/event-stream;q=0"):
@@ -313,7 +315,7 @@ def test_requests_for_no_stream_are_refused(queue: Queue, topic: str) -> None:
     ],
 )
 def test_a_malformed_work_query_is_refused(queue: Queue, query: str) -> None:
-    """§10.8 [10.8-08, 10.8-03, 10-04]"""
+    """Contract §10.8 [10.8-08, 10.8-03, 10-04]"""
     queue.add(1)
     refused(_refusal(queue, f"{queue.path}/work{query}"), 400, "invalid_request")
     assert queue.counts() == (1, 0, 0)
@@ -322,7 +324,7 @@ def test_a_malformed_work_query_is_refused(queue: Queue, query: str) -> None:
 def test_a_stopping_server_ends_streams_and_releases_their_jobs(
     own: NewServer, topic: str, opened: Opened
 ) -> None:
-    """§10.8, S [10.8-07, S-68]: jobs that the same node claimed stay leased."""
+    """Contract §10.8, settled rules [10.8-07, S-68]: jobs claimed by the same node stay leased."""
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)
     queue.add(1, 2)

@@ -15,7 +15,7 @@ JSON = ["Content-Type: application/json"]
 
 
 def test_seqs_are_contiguous_in_array_order(api: Api, topic: str) -> None:
-    """§2 [2-01, 2-02]"""
+    """Contract §2 [2-01, 2-02]"""
     assert api.add(topic, "a", "b", "c")["seqs"] == [1, 2, 3]
     body = api.add(topic, "d", "e")
     assert set(body) == {
@@ -38,14 +38,14 @@ def test_seqs_are_contiguous_in_array_order(api: Api, topic: str) -> None:
 
 
 def test_count_is_the_number_of_records_of_the_call(api: Api, topic: str) -> None:
-    """§2 [2-02]"""
+    """Contract §2 [2-02]"""
     api.add(topic, 1)
     assert api.add(topic, 2, 3, 4)["count"] == 3
 
 
 @pytest.mark.parametrize("value", ["false", "true", None])
 def test_the_seqs_can_be_left_out(api: Api, topic: str, value: str | None) -> None:
-    """§2 [2-03]"""
+    """Contract §2 [2-03]"""
     query = "" if value is None else f"?return_seqs={value}"
     answer = api.http.post(f"/v0/topics/{topic}{query}", json={"records": [{"data": 1}] * 3})
     body = good(answer)
@@ -54,7 +54,7 @@ def test_the_seqs_can_be_left_out(api: Api, topic: str, value: str | None) -> No
 
 
 def test_the_largest_batch_is_taken_and_one_more_refused(api: Api, topic: str) -> None:
-    """§2 [2-04, 2-05, 2-22]"""
+    """Contract §2 [2-04, 2-05, 2-22]"""
     most: list[object] = [{"data": 0}] * 10_000
     refused(api.append(topic, [*most, {"data": 0}]), 400, "batch_too_large")
     refused(api.state(topic), 404, "topic_not_found")
@@ -65,7 +65,7 @@ def test_the_largest_batch_is_taken_and_one_more_refused(api: Api, topic: str) -
 
 
 def test_no_records_is_no_request(api: Api, topic: str) -> None:
-    """§2 [2-04]"""
+    """Contract §2 [2-04]"""
     wrong: tuple[Json, ...] = (
         {"records": []},
         {},
@@ -80,14 +80,14 @@ def test_no_records_is_no_request(api: Api, topic: str) -> None:
 
 
 def test_data_is_required_and_null_is_data(api: Api, topic: str) -> None:
-    """§2 [2-06]"""
+    """Contract §2 [2-06]"""
     detail = refused(api.append(topic, [{"data": 1}, {"tag": "t"}]), 400, "invalid_request")
     assert detail["field"] == "records[1].data"
     assert good(api.append(topic, [{"data": None}]))["last_seq"] == 1
 
 
 def test_a_record_has_at_most_1_mib_of_data_and_meta(api: Api, topic: str) -> None:
-    """§2 [2-07, 2-22]"""
+    """Contract §2 [2-07, 2-22]"""
     mib = 1024 * 1024
     fits = "x" * (mib - 2)
     assert good(api.append(topic, [{"data": fits}]))["last_seq"] == 1
@@ -104,7 +104,7 @@ def test_a_record_has_at_most_1_mib_of_data_and_meta(api: Api, topic: str) -> No
 
 @pytest.mark.parametrize("unit", ["t", "ä", "水", "😀"])
 def test_a_tag_has_at_most_256_bytes_of_utf8(api: Api, topic: str, unit: str) -> None:
-    """§2 [2-08, 2-22]"""
+    """Contract §2 [2-08, 2-22]"""
     size = len(unit.encode())
     most = unit * (256 // size) + "t" * (256 % size)
     assert len(most.encode()) == 256
@@ -119,7 +119,7 @@ def test_a_tag_has_at_most_256_bytes_of_utf8(api: Api, topic: str, unit: str) ->
 
 @pytest.mark.parametrize("unit", ["n", "ä", "😀"])
 def test_a_node_has_at_most_128_bytes_of_utf8(api: Api, topic: str, unit: str) -> None:
-    """§2 [2-09, 2-22]"""
+    """Contract §2 [2-09, 2-22]"""
     most = unit * (128 // len(unit.encode()))
     good(api.append(topic, [{"data": 0, "node": most}]))
     good(api.append(topic, [{"data": 0}], node=most))
@@ -132,14 +132,14 @@ def test_a_node_has_at_most_128_bytes_of_utf8(api: Api, topic: str, unit: str) -
 
 
 def test_an_unused_batch_node_is_bounded_too(api: Api, topic: str) -> None:
-    """§2 [2-09]"""
+    """Contract §2 [2-09]"""
     answer = api.append(topic, [{"data": 0, "node": "own"}], node="n" * 129)
     assert refused(answer, 400, "invalid_request")["field"] == "node"
     refused(api.state(topic), 404, "topic_not_found")
 
 
 def test_meta_is_an_object_of_at_most_64_keys_and_16_kib(api: Api, topic: str) -> None:
-    """§2 [2-10, 2-22]"""
+    """Contract §2 [2-10, 2-22]"""
     good(api.append(topic, [{"data": 0, "meta": {f"k{n}": n for n in range(64)}}]))
     answer = api.append(topic, [{"data": 0, "meta": {f"k{n}": n for n in range(65)}}])
     assert refused(answer, 400, "invalid_request")["field"] == "records[0].meta"
@@ -161,13 +161,13 @@ def test_keys_inside_nested_meta_do_not_count(api: Api, topic: str) -> None:
 
 
 def test_a_record_keeps_its_node_over_the_batch_node(api: Api, topic: str) -> None:
-    """§2 [2-11]"""
+    """Contract §2 [2-11]"""
     api.append(topic, [{"data": 1}, {"data": 2, "node": "own"}], node="batch")
     assert [r["$node"] for r in api.read_all(topic)] == ["batch", "own"]
 
 
 def test_an_idempotency_key_has_at_most_256_characters(api: Api, topic: str) -> None:
-    """§2 [2-12]"""
+    """Contract §2 [2-12]"""
     for key in ("k" * 256, "水" * 256):
         good(api.append(topic, [{"data": 0}], idempotency_key=key))
     answer = api.append(topic, [{"data": 0}], idempotency_key="k" * 257)
@@ -182,7 +182,7 @@ def test_an_idempotency_key_has_at_most_256_characters(api: Api, topic: str) -> 
 
 
 def test_create_true_creates_and_false_does_not(api: Api, topic: str) -> None:
-    """§2 [2-13, 2-14, 2-20]"""
+    """Contract §2 [2-13, 2-14, 2-20]"""
     refused(api.append(topic, [{"data": 1}], create=False), 404, "topic_not_found")
     refused(api.state(topic), 404, "topic_not_found")
     assert api.append(topic, [{"data": 1}], create=True).status_code == 201
@@ -190,14 +190,14 @@ def test_create_true_creates_and_false_does_not(api: Api, topic: str) -> None:
 
 
 def test_an_absent_topic_is_created_by_default(api: Api, topic: str) -> None:
-    """§2 [2-14, 2-20]"""
+    """Contract §2 [2-14, 2-20]"""
     answer = api.append(topic, [{"data": 1}])
     assert answer.status_code == 201
     assert answer.json()["created"] is True
 
 
 def test_an_inline_config_counts_only_for_creation(api: Api, topic: str) -> None:
-    """§2 [2-15]"""
+    """Contract §2 [2-15]"""
     config = {"ttl_ms": 60000, "cap_records": 100, "priority": 5000, "type": "queue"}
     made = api.append(topic, [{"data": 1}], config=config)
     assert made.status_code == 201
@@ -209,7 +209,7 @@ def test_an_inline_config_counts_only_for_creation(api: Api, topic: str) -> None
 
 
 def test_an_inline_config_resolves_the_class(api: Api, topic: str) -> None:
-    """§2, §0.10 [2-15, 0.10-12]"""
+    """Contract §2, §0.10 [2-15, 0.10-12]"""
     performance = good(api.append(topic, [{"data": 1}], config={"durable": True}))["performance"]
     assert performance["fsync_ms"] > 0
     assert api.get_state(topic)["config"]["durability"] == "fsync"
@@ -231,14 +231,14 @@ def test_an_inline_config_resolves_the_class(api: Api, topic: str) -> None:
 def test_an_invalid_inline_config_creates_nothing(
     api: Api, topic: str, config: object, field: str
 ) -> None:
-    """§2 [2-16]"""
+    """Contract §2 [2-16]"""
     answer = api.append(topic, [{"data": 1}], config=config)
     assert refused(answer, 400, "invalid_request")["field"] == field
     refused(api.state(topic), 404, "topic_not_found")
 
 
 def test_an_inline_dead_letter_is_not_the_topic_itself(api: Api, topic: str) -> None:
-    """§2, §1.1 [2-16, 1.1-09]"""
+    """Contract §2, §1.1 [2-16, 1.1-09]"""
     answer = api.append(topic, [{"data": 1}], config={"dead_letter": topic})
     refused(answer, 400, "invalid_request")
     refused(api.state(topic), 404, "topic_not_found")
@@ -263,7 +263,7 @@ def test_an_inline_dead_letter_is_not_the_topic_itself(api: Api, topic: str) -> 
 def test_one_bad_record_refuses_the_whole_batch(
     api: Api, topic: str, bad: object, place: int
 ) -> None:
-    """§2 [2-17, 2-27]"""
+    """Contract §2 [2-17, 2-27]"""
     api.add(topic, "before")
     records: list[object] = [{"data": n} for n in range(9)]
     records.insert(place, bad)
@@ -274,7 +274,7 @@ def test_one_bad_record_refuses_the_whole_batch(
 
 
 def test_a_full_topic_evicts_for_a_new_record(api: Api, topic: str) -> None:
-    """§2 [2-18]"""
+    """Contract §2 [2-18]"""
     api.put(topic, {"cap_records": 3, "discard": "old"})
     for number in range(9):
         assert api.append(topic, [{"data": number}]).status_code == 200
@@ -284,7 +284,7 @@ def test_a_full_topic_evicts_for_a_new_record(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("caps", [{"cap_records": 3}, {"cap_bytes": 400}])
 def test_a_full_reject_topic_refuses_the_whole_batch(api: Api, topic: str, caps: Json) -> None:
-    """§2, §0.6 [2-19, 0.6-09, 2-27, 0.10-11]"""
+    """Contract §2, §0.6 [2-19, 0.6-09, 2-27, 0.10-11]"""
     api.put(topic, {"discard": "reject", **caps})
     text = "x" * 75
     for _ in range(2):
@@ -299,7 +299,7 @@ def test_a_full_reject_topic_refuses_the_whole_batch(api: Api, topic: str, caps:
 
 
 def test_a_batch_over_the_whole_cap_is_full_also_when_empty(api: Api, topic: str) -> None:
-    """S [S-46]"""
+    """Settled rules of the contract [S-46]"""
     api.put(topic, {"discard": "reject", "cap_records": 3})
     refused(api.append(topic, [{"data": 1}] * 4), 422, "topic_full")
     assert api.get_state(topic)["head_seq"] == 0
@@ -308,7 +308,7 @@ def test_a_batch_over_the_whole_cap_is_full_also_when_empty(api: Api, topic: str
 
 
 def test_room_made_by_deletes_is_room(api: Api, topic: str) -> None:
-    """S [S-47]"""
+    """Settled rules of the contract [S-47]"""
     api.put(topic, {"discard": "reject", "cap_records": 3})
     api.add(topic, 1, 2, 3)
     refused(api.append(topic, [{"data": 4}]), 422, "topic_full")
@@ -337,7 +337,7 @@ def test_a_refused_repeat_of_a_key_in_a_full_topic_still_dedupes(api: Api, topic
 
 
 def test_an_acknowledged_append_is_visible_at_once(api: Api, topic: str) -> None:
-    """§2 [2-28]"""
+    """Contract §2 [2-28]"""
     for number in range(1, 100):
         head = api.add(topic, number)["head_seq"]
         page = api.read(topic, from_seq=number - 1)
@@ -367,7 +367,7 @@ def test_concurrent_writers_get_seqs_of_their_own(api: Api, topic: str) -> None:
 
 
 def test_times_never_go_back_within_a_topic(api: Api, topic: str) -> None:
-    """S [S-25]"""
+    """Settled rules of the contract [S-25]"""
     for _ in range(50):
         api.add(topic, 1, 2)
     stamps = [r["$ts"] for r in api.read_all(topic)]
@@ -377,7 +377,7 @@ def test_times_never_go_back_within_a_topic(api: Api, topic: str) -> None:
 def test_a_lazily_created_topic_that_was_refused_does_not_exist(
     api: Api, names: Callable[[str], str]
 ) -> None:
-    """§2 [2-16, 2-17]"""
+    """Contract §2 [2-16, 2-17]"""
     wrong: tuple[list[Json], ...] = ([], [{}], [{"data": 1, "tag": 1}])
     for records in wrong:
         name = names("never")
@@ -386,7 +386,7 @@ def test_a_lazily_created_topic_that_was_refused_does_not_exist(
 
 
 def test_each_batching_limit_has_its_variable(own: NewServer, topic: str) -> None:
-    """§2 [2-23, 2-05, 2-07, 2-08, 2-09, 2-10]"""
+    """Contract §2 [2-23, 2-05, 2-07, 2-08, 2-09, 2-10]"""
     api = own(
         TOPICS_MAX_BATCH_RECORDS="3",
         TOPICS_MAX_RECORD_BYTES="50",
@@ -408,7 +408,7 @@ def test_each_batching_limit_has_its_variable(own: NewServer, topic: str) -> Non
 
 
 def test_a_lowered_limit_leaves_stored_records_readable(own: NewServer, topic: str) -> None:
-    """§2, S: limits are checked on write only. [2-23]"""
+    """§2, settled rules: limits are checked on write only. [2-23]"""
     server = own()
     api = server.start()
     api.append(topic, [{"data": "x" * 500, "tag": "t" * 100, "meta": {"k": "v" * 100}}] * 20)

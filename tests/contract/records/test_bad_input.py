@@ -651,8 +651,8 @@ for _name in CASES:
 def test_a_malformed_request_is_refused_and_leaves_nothing(
     api: Api, standing: str, names: Callable[[str], str], name: str
 ) -> None:
-    """§0.5, §0.6, S [0.5-01, 0.6-03, 0.6-12, 0.3-08, 1-03, 1.1-10, 2-17, S-05, S-06, S-20,
-    S-21, S-22, S-24, S-35, S-45, S-84, 1.2-08, 1.4-08, 12-03]
+    """Contract §0.5, §0.6, settled rules [0.5-01, 0.6-03, 0.6-12, 0.3-08, 1-03, 1.1-10, 2-17, S-05,
+    S-06, S-20, S-21, S-22, S-24, S-35, S-45, S-84, 1.2-08, 1.4-08, 12-03]
     """
     absent = names("absent")
     before = _facts(api, standing)

@@ -32,7 +32,7 @@ def _left(api: Api, topic: str) -> list[object]:
 def test_before_seq_deletes_records_below_it(
     api: Api, topic: str, before_seq: int, deleted: int, earliest: int
 ) -> None:
-    """§5 [5-01, 5-12, 5-13, 5-15, 5-20, 5-21]"""
+    """Contract §5 [5-01, 5-12, 5-13, 5-15, 5-20, 5-21]"""
     api.add(topic, *range(1, 11))
     body = good(api.delete(topic, before_seq=before_seq))
     assert set(body) == {
@@ -54,7 +54,7 @@ def test_before_seq_deletes_records_below_it(
 
 @pytest.mark.parametrize("before_seq", [2**53, 2**63 - 1, 2**63, 2**64 - 1])
 def test_before_seq_does_not_reach_into_the_future(api: Api, topic: str, before_seq: int) -> None:
-    """§5, S [5-20, S-24]"""
+    """Contract §5, settled rules [5-20, S-24]"""
     api.add(topic, 1, 2)
     assert good(api.delete(topic, before_seq=before_seq))["deleted"] == 2
     assert api.add(topic, 3)["seqs"] == [3]
@@ -63,14 +63,16 @@ def test_before_seq_does_not_reach_into_the_future(api: Api, topic: str, before_
 
 @pytest.mark.parametrize("match", [["tag", "Eq", "a"], "a"])
 def test_an_exact_match_hits_that_tag_alone(api: Api, tagged: str, match: object) -> None:
-    """§5 [5-02, 5-05, 5-07, 5-10]"""
+    """Contract §5 [5-02, 5-05, 5-07, 5-10]"""
     assert good(api.delete(tagged, match=match))["deleted"] == 1
     assert _left(api, tagged) == [t for t in TAGS if t != "a"]
 
 
 @pytest.mark.parametrize("tag", ["ab", "ä", "A", "chat-42:1", "*", "a*", ""])
 def test_every_tag_can_be_matched_exactly(api: Api, tagged: str, tag: str) -> None:
-    """§5, S: in a bare string and in Eq a star is an ordinary character. [5-05, 5-07, S-43]"""
+    """§5, settled rules: in a bare string and in Eq a star is an ordinary character. [5-05, 5-07,
+    S-43]
+    """
     assert good(api.delete(tagged, match=["tag", "Eq", tag]))["deleted"] == 1
     assert _left(api, tagged) == [t for t in TAGS if t != tag]
     api.append(tagged, [{"data": "again", "tag": tag}])
@@ -80,20 +82,20 @@ def test_every_tag_can_be_matched_exactly(api: Api, tagged: str, tag: str) -> No
 
 @pytest.mark.parametrize("prefix", ["a", "ab", "abc", "chat-42:", "chat-", "b", "z", "ä"])
 def test_a_glob_hits_what_starts_with_it(api: Api, tagged: str, prefix: str) -> None:
-    """§5 [5-06, 5-10]"""
+    """Contract §5 [5-06, 5-10]"""
     hit = [t for t in TAGS if t is not None and t.startswith(prefix)]
     assert good(api.delete(tagged, match=["tag", "Glob", f"{prefix}*"]))["deleted"] == len(hit)
     assert _left(api, tagged) == [t for t in TAGS if t not in hit]
 
 
 def test_a_lone_star_hits_every_tagged_record(api: Api, tagged: str) -> None:
-    """S [S-44, 5-10]"""
+    """Settled rules of the contract [S-44, 5-10]"""
     assert good(api.delete(tagged, match=["tag", "Glob", "*"]))["deleted"] == len(TAGS) - 1
     assert _left(api, tagged) == [None]
 
 
 def test_match_and_before_seq_must_both_hold(api: Api, topic: str) -> None:
-    """§5 [5-03]"""
+    """Contract §5 [5-03]"""
     api.append(topic, [{"data": n, "tag": "odd" if n % 2 else "even"} for n in range(1, 11)])
     assert good(api.delete(topic, match="odd", before_seq=6))["deleted"] == 3
     assert _left(api, topic) == [2, 4, 6, 7, 8, 9, 10]
@@ -103,7 +105,7 @@ def test_match_and_before_seq_must_both_hold(api: Api, topic: str) -> None:
 
 
 def test_one_of_the_two_is_required(api: Api, tagged: str) -> None:
-    """§5 [5-04]"""
+    """Contract §5 [5-04]"""
     refused(api.delete(tagged), 400, "invalid_request")
     refused(api.delete(tagged, before_seq=None, match=None), 400, "invalid_request")
     assert _left(api, tagged) == TAGS
@@ -142,7 +144,7 @@ BAD_MATCHES: list[object] = [
 
 @pytest.mark.parametrize("match", BAD_MATCHES)
 def test_a_bad_match_is_400_and_deletes_nothing(api: Api, tagged: str, match: object) -> None:
-    """§5, S [5-08, 5-09, S-45]"""
+    """Contract §5, settled rules [5-08, 5-09, S-45]"""
     for fields in ({"match": match}, {"match": match, "before_seq": 99}):
         where: str = refused(api.delete(tagged, **fields), 400, "invalid_request")["field"]
         assert where == "match" or where.startswith("match[")
@@ -156,7 +158,7 @@ BAD_SEQS: tuple[object, ...] = (-1, 1.0, 1.5, "1", True, 2**64, [], {})
 def test_a_bad_before_seq_is_400_and_deletes_nothing(
     api: Api, tagged: str, before_seq: object
 ) -> None:
-    """§5, S [5-04, S-21, S-24]"""
+    """Contract §5, settled rules [5-04, S-21, S-24]"""
     for fields in ({"before_seq": before_seq}, {"before_seq": before_seq, "match": "a"}):
         detail = refused(api.delete(tagged, **fields), 400, "invalid_request")
         assert detail["field"] == "before_seq"
@@ -164,7 +166,7 @@ def test_a_bad_before_seq_is_400_and_deletes_nothing(
 
 
 def test_later_records_with_the_tag_stay(api: Api, topic: str) -> None:
-    """§5 [5-11, 5-02]"""
+    """Contract §5 [5-11, 5-02]"""
     api.add(topic, "old", tag="t")
     api.delete(topic, match="t")
     api.add(topic, "new", tag="t")
@@ -172,14 +174,14 @@ def test_later_records_with_the_tag_stay(api: Api, topic: str) -> None:
 
 
 def test_deleting_again_deletes_nothing(api: Api, tagged: str) -> None:
-    """§5 [5-13]"""
+    """Contract §5 [5-13]"""
     for fields in ({"match": "a"}, {"before_seq": 4}, {"match": ["tag", "Glob", "chat*"]}):
         assert good(api.delete(tagged, **fields))["deleted"] > 0
         assert good(api.delete(tagged, **fields))["deleted"] == 0
 
 
 def test_deleted_records_are_gone_for_every_reader_at_once(api: Api, topic: str) -> None:
-    """§5 [5-14]"""
+    """Contract §5 [5-14]"""
     api.append(topic, [{"data": "x" * 50, "tag": f"t{n % 2}"} for n in range(10)])
     full = api.get_state(topic)
     body = good(api.delete(topic, match="t0"))
@@ -191,7 +193,7 @@ def test_deleted_records_are_gone_for_every_reader_at_once(api: Api, topic: str)
 
 
 def test_deleting_in_the_middle_leaves_the_floor(api: Api, topic: str) -> None:
-    """§5 [5-15]"""
+    """Contract §5 [5-15]"""
     api.append(topic, [{"data": n, "tag": f"t{n}"} for n in range(1, 7)])
     assert good(api.delete(topic, match="t3"))["earliest_seq"] == 1
     assert good(api.delete(topic, match="t1"))["earliest_seq"] == 2
@@ -199,7 +201,7 @@ def test_deleting_in_the_middle_leaves_the_floor(api: Api, topic: str) -> None:
 
 
 def test_the_head_stays_and_no_seq_is_used_twice(api: Api, topic: str) -> None:
-    """§5 [5-16, 5-21]"""
+    """Contract §5 [5-16, 5-21]"""
     api.add(topic, 1, 2, 3, tag="t")
     body = good(api.delete(topic, match="t"))
     assert (body["head_seq"], body["earliest_seq"], body["count"], body["bytes"]) == (3, 4, 0, 0)
@@ -208,14 +210,14 @@ def test_the_head_stays_and_no_seq_is_used_twice(api: Api, topic: str) -> None:
 
 
 def test_deleting_in_an_absent_topic_is_404(api: Api, topic: str) -> None:
-    """§5 [5-19]"""
+    """Contract §5 [5-19]"""
     refused(api.delete(topic, before_seq=5), 404, "topic_not_found")
     refused(api.delete(topic, match="t"), 404, "topic_not_found")
     refused(api.state(topic), 404, "topic_not_found")
 
 
 def test_a_delete_stays_in_its_topic(api: Api, names: Callable[[str], str]) -> None:
-    """§5 [5-02]"""
+    """Contract §5 [5-02]"""
     first, second = names("one"), names("two")
     for name in (first, second):
         api.add(name, 1, 2, tag="t")
@@ -224,7 +226,7 @@ def test_a_delete_stays_in_its_topic(api: Api, names: Callable[[str], str]) -> N
 
 
 def test_thousands_of_matches_go_in_one_call(api: Api, topic: str) -> None:
-    """§5 [5-02, 5-06, 5-13]"""
+    """Contract §5 [5-02, 5-06, 5-13]"""
     for start in range(0, 6000, 2000):
         good(
             api.append(

@@ -53,7 +53,7 @@ def _later(delay_s: float, call: Callable[[], object]) -> threading.Timer:
 
 
 def test_records_above_the_cursor_come_in_order(api: Api, topic: str) -> None:
-    """§3 [3-01, 3-02]"""
+    """Contract §3 [3-01, 3-02]"""
     api.add(topic, *range(10))
     assert seqs_of(api.read(topic, from_seq=0)) == list(range(1, 11))
     assert seqs_of(api.read(topic, from_seq=4)) == list(range(5, 11))
@@ -62,13 +62,13 @@ def test_records_above_the_cursor_come_in_order(api: Api, topic: str) -> None:
 
 
 def test_an_empty_object_reads_from_the_start(api: Api, topic: str) -> None:
-    """§3 [3-02, 3-18]"""
+    """Contract §3 [3-02, 3-18]"""
     api.add(topic, *range(3))
     assert seqs_of(api.read(topic)) == [1, 2, 3]
 
 
 def test_the_answer_is_complete(api: Api, topic: str) -> None:
-    """§3 [3-11, 3-12, 3-13, 0.7-02]"""
+    """Contract §3 [3-11, 3-12, 3-13, 0.7-02]"""
     api.add(topic, *range(10))
     page = api.read(topic, from_seq=2, limit=3)
     assert set(page) == {
@@ -103,7 +103,7 @@ def test_the_answer_is_complete(api: Api, topic: str) -> None:
     ],
 )
 def test_limit_defaults_and_is_clamped(api: Api, topic: str, fields: Json, count: int) -> None:
-    """§3 [3-03, 3-16]"""
+    """Contract §3 [3-03, 3-16]"""
     api.add(topic, *range(1200))
     page = api.read(topic, **fields)
     assert seqs_of(page) == list(range(1, count + 1))
@@ -112,7 +112,7 @@ def test_limit_defaults_and_is_clamped(api: Api, topic: str, fields: Json, count
 
 
 def test_the_largest_limit_is_a_setting(own: NewServer, topic: str) -> None:
-    """S [S-13, 3-03]"""
+    """Settled rules of the contract [S-13, 3-03]"""
     api = own(TOPICS_MAX_LIMIT="7").start()
     api.add(topic, *range(20))
     assert len(api.read(topic, limit=1000)["records"]) == 7
@@ -121,7 +121,7 @@ def test_the_largest_limit_is_a_setting(own: NewServer, topic: str) -> None:
 
 
 def test_tags_are_shown_only_on_request(api: Api, topic: str) -> None:
-    """§3 [3-05]"""
+    """Contract §3 [3-05]"""
     api.add(topic, 1, tag="t")
     assert "$tag" not in api.read(topic)["records"][0]
     assert "$tag" not in api.read(topic, include_tags=False)["records"][0]
@@ -129,7 +129,7 @@ def test_tags_are_shown_only_on_request(api: Api, topic: str) -> None:
 
 
 def test_meta_is_shown_unless_refused(api: Api, topic: str) -> None:
-    """§3 [3-06]"""
+    """Contract §3 [3-06]"""
     api.add(topic, 1, meta={"a": 1})
     assert api.read(topic)["records"][0]["meta"] == {"a": 1}
     assert api.read(topic, include_meta=True)["records"][0]["meta"] == {"a": 1}
@@ -163,7 +163,7 @@ def test_the_shown_fields_do_not_depend_on_the_page(
 
 
 def test_without_wait_an_empty_read_answers_at_once(api: Api, topic: str) -> None:
-    """§3 [3-07]"""
+    """Contract §3 [3-07]"""
     api.put(topic)
     started = time.monotonic()
     assert api.read(topic, wait_ms=0)["records"] == []
@@ -171,7 +171,7 @@ def test_without_wait_an_empty_read_answers_at_once(api: Api, topic: str) -> Non
 
 
 def test_a_waiting_read_returns_when_a_record_comes(api: Api, topic: str) -> None:
-    """§3 [3-08]"""
+    """Contract §3 [3-08]"""
     api.put(topic)
     timer = _later(0.3, lambda: api.add(topic, "woken"))
     started = time.monotonic()
@@ -184,7 +184,7 @@ def test_a_waiting_read_returns_when_a_record_comes(api: Api, topic: str) -> Non
 
 
 def test_a_waiting_read_with_something_there_does_not_wait(api: Api, topic: str) -> None:
-    """§3 [3-08]"""
+    """Contract §3 [3-08]"""
     api.add(topic, 1)
     started = time.monotonic()
     assert len(api.read(topic, wait_ms=20_000)["records"]) == 1
@@ -192,7 +192,7 @@ def test_a_waiting_read_with_something_there_does_not_wait(api: Api, topic: str)
 
 
 def test_many_waiting_reads_all_wake(api: Api, topic: str) -> None:
-    """§3 [3-08]"""
+    """Contract §3 [3-08]"""
     api.put(topic)
     pages: list[Json] = []
 
@@ -212,7 +212,7 @@ def test_many_waiting_reads_all_wake(api: Api, topic: str) -> None:
 
 
 def test_a_waiting_read_ends_empty_when_the_time_is_up(api: Api, topic: str) -> None:
-    """§3 [3-09]"""
+    """Contract §3 [3-09]"""
     api.add(topic, 1)
     started = time.monotonic()
     page = api.read(topic, from_seq=1, wait_ms=400)
@@ -231,7 +231,7 @@ def test_a_longer_wait_is_clamped_not_refused(api: Api, topic: str, wait_ms: int
 
 
 def test_a_waiting_read_goes_on_over_records_it_may_not_see(api: Api, topic: str) -> None:
-    """§3 [3-19]"""
+    """Contract §3 [3-19]"""
     api.put(topic)
     timers = [
         _later(0.2, lambda: api.add(topic, "mine", node="me")),
@@ -245,7 +245,7 @@ def test_a_waiting_read_goes_on_over_records_it_may_not_see(api: Api, topic: str
 
 
 def test_a_wait_that_saw_only_hidden_records_moves_its_cursor(api: Api, topic: str) -> None:
-    """§3, §3.2 [3-19, 3.2-02]"""
+    """Contract §3, §3.2 [3-19, 3.2-02]"""
     api.put(topic)
     timer = _later(0.2, lambda: api.add(topic, 1, 2, node="me"))
     page = api.read(topic, node="me", wait_ms=800)
@@ -264,7 +264,7 @@ def test_a_waiting_read_of_a_topic_that_is_deleted_ends(api: Api, topic: str) ->
 
 
 def test_a_client_that_disconnects_while_waiting_harms_no_other(api: Api, topic: str) -> None:
-    """§3 [3-08]"""
+    """Contract §3 [3-08]"""
     api.put(topic)
     for _ in range(5):
         with pytest.raises(httpx.ReadTimeout):
@@ -274,7 +274,7 @@ def test_a_client_that_disconnects_while_waiting_harms_no_other(api: Api, topic:
 
 
 def test_expired_deleted_and_own_records_are_skipped(api: Api, topic: str) -> None:
-    """§3 [3-14, 3.2-01, 3.2-02]"""
+    """Contract §3 [3-14, 3.2-01, 3.2-02]"""
     api.append(
         topic,
         [{"data": n, "node": "me" if n % 3 == 0 else "you", "tag": f"t{n}"} for n in range(1, 10)],
@@ -287,7 +287,7 @@ def test_expired_deleted_and_own_records_are_skipped(api: Api, topic: str) -> No
 
 
 def test_reading_an_absent_topic_creates_nothing(api: Api, topic: str) -> None:
-    """§3 [3-15]"""
+    """Contract §3 [3-15]"""
     refused(api.diff(topic), 404, "topic_not_found")
     refused(api.diff(topic, wait_ms=2000), 404, "topic_not_found")
     refused(api.state(topic), 404, "topic_not_found")
@@ -310,14 +310,14 @@ WRONG: dict[str, tuple[object, ...]] = {
 def test_a_wrong_type_is_refused_by_its_field(
     api: Api, topic: str, field: str, value: object
 ) -> None:
-    """§3, S [3-16, S-21, S-24]"""
+    """Contract §3, settled rules [3-16, S-21, S-24]"""
     api.put(topic)
     where: str = refused(api.diff(topic, **{field: value}), 400, "invalid_request")["field"]
     assert where == field or where.startswith(f"{field}[")
 
 
 def test_a_read_raises_the_priority(api: Api, topic: str) -> None:
-    """§3 [3-17]"""
+    """Contract §3 [3-17]"""
     api.put(topic)
     assert api.get_state(topic)["effective_priority"] == 0
     api.read(topic)
@@ -325,7 +325,7 @@ def test_a_read_raises_the_priority(api: Api, topic: str) -> None:
 
 
 def test_reading_changes_nothing_and_can_be_repeated(api: Api, topic: str) -> None:
-    """§3, §3.1 [3-21, 3.1-01, 3.1-02]"""
+    """Contract §3, §3.1 [3-21, 3.1-01, 3.1-02]"""
     api.add(topic, *range(20))
     first = api.read(topic, from_seq=5, limit=10)
     api.read(topic, from_seq=20)
@@ -338,7 +338,7 @@ def test_reading_changes_nothing_and_can_be_repeated(api: Api, topic: str) -> No
 
 
 def test_filtered_records_are_not_examined_again(api: Api, topic: str) -> None:
-    """§3.2 [3.2-01, 3.2-02, 3.2-03]"""
+    """Contract §3.2 [3.2-01, 3.2-02, 3.2-03]"""
     api.append(topic, [{"data": n, "node": "me"} for n in range(500)])
     api.append(topic, [{"data": "other"}])
     page = api.read(topic, node="me", limit=1)
@@ -349,7 +349,7 @@ def test_filtered_records_are_not_examined_again(api: Api, topic: str) -> None:
 
 
 def test_an_empty_page_is_not_the_end_unless_caught_up(api: Api, topic: str) -> None:
-    """§3.2 [3.2-02, 3.2-03]"""
+    """Contract §3.2 [3.2-02, 3.2-03]"""
     api.append(topic, [{"data": n, "node": "me"} for n in range(10)])
     page = api.read(topic, node="me")
     assert page["records"] == []
@@ -361,7 +361,7 @@ def test_an_empty_page_is_not_the_end_unless_caught_up(api: Api, topic: str) -> 
 def test_following_the_cursor_visits_every_live_record_once(
     api: Api, topic: str, limit: int
 ) -> None:
-    """§3.2 [3.2-04]"""
+    """Contract §3.2 [3.2-04]"""
     api.append(
         topic,
         [{"data": n, "node": f"n{n % 4}", "tag": f"t{n % 10}"} for n in range(1, 601)],
@@ -374,7 +374,7 @@ def test_following_the_cursor_visits_every_live_record_once(
 
 
 def test_a_page_stops_at_one_mib_by_default(api: Api, topic: str) -> None:
-    """§11 [11-09]"""
+    """Contract §11 [11-09]"""
     for _ in range(30):
         api.add(topic, "x" * 100_000)
     page = api.read(topic, limit=1000)
@@ -391,7 +391,7 @@ def test_a_page_stops_at_one_mib_by_default(api: Api, topic: str) -> None:
 def test_the_budget_can_be_set(
     api: Api, topic: str, budget: int | None, least: int, most: int
 ) -> None:
-    """§11 [11-10, 11-09]"""
+    """Contract §11 [11-10, 11-09]"""
     for _ in range(20):
         api.add(topic, "x" * 100_000)
     fields = {} if budget is None else {"max_batch_bytes": budget}
@@ -402,7 +402,7 @@ def test_the_budget_can_be_set(
 
 
 def test_the_budget_is_clamped_to_8_mib(api: Api, topic: str) -> None:
-    """§11 [11-10]"""
+    """Contract §11 [11-10]"""
     for _ in range(12):
         api.add(topic, *["x" * 1_000_000])
     page = api.read(topic, max_batch_bytes=2**40)
@@ -411,7 +411,7 @@ def test_the_budget_is_clamped_to_8_mib(api: Api, topic: str) -> None:
 
 
 def test_one_record_is_always_delivered(api: Api, topic: str) -> None:
-    """§11 [11-09]"""
+    """Contract §11 [11-09]"""
     big = "x" * 1_040_000
     api.add(topic, big, big, big)
     page = api.read(topic, max_batch_bytes=10)
@@ -427,7 +427,7 @@ def _fill_with_own(api: Api, topic: str, count: int) -> None:
 
 
 def test_one_read_examines_a_bounded_number_of_records(api: Api, topic: str) -> None:
-    """S [S-62, 3.2-03]"""
+    """Settled rules of the contract [S-62, 3.2-03]"""
     _fill_with_own(api, topic, 70_000)
     page = api.read(topic, node="me")
     assert page["records"] == []
@@ -439,7 +439,7 @@ def test_one_read_examines_a_bounded_number_of_records(api: Api, topic: str) -> 
 
 
 def test_a_long_poll_goes_on_past_the_scan_bound(api: Api, topic: str) -> None:
-    """S [S-63]"""
+    """Settled rules of the contract [S-63]"""
     _fill_with_own(api, topic, 70_000)
     timer = _later(0.5, lambda: api.add(topic, "yours", node="you"))
     page = api.read(topic, node="me", wait_ms=20_000)
@@ -459,7 +459,7 @@ def test_a_cursor_far_beyond_the_head_is_answered(api: Api, topic: str, from_seq
 
 @pytest.mark.slow
 def test_a_wait_ends_after_30_s_at_most(longest_wait: _LongestWait) -> None:
-    """§3 [3-10]"""
+    """Contract §3 [3-10]"""
     longest_wait.join()
     assert longest_wait.page["records"] == []
     assert 29 <= longest_wait.seconds < 45

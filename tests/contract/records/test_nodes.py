@@ -25,31 +25,31 @@ def _data(api: Api, topic: str, node: object) -> list[object]:
 
 @pytest.mark.parametrize("node", ["a", "A", "ab", "a ", "ä", "b"])
 def test_only_the_very_same_node_is_left_out(api: Api, mixed: str, node: str) -> None:
-    """§4 [4-01, 4-02, 4-05]"""
+    """Contract §4 [4-01, 4-02, 4-05]"""
     assert _data(api, mixed, node) == [n for n in NODES if n != node]
 
 
 @pytest.mark.parametrize("node", ["c", "aa", "a*", "*", "%", "b\u0308"])
 def test_another_node_sees_everything(api: Api, mixed: str, node: str) -> None:
-    """§4 [4-02, 4-05]"""
+    """Contract §4 [4-02, 4-05]"""
     assert _data(api, mixed, node) == NODES
 
 
 def test_several_nodes_are_left_out_together(api: Api, mixed: str) -> None:
-    """§4, §3 [4-03, 3-04]"""
+    """Contract §4, §3 [4-03, 3-04]"""
     assert _data(api, mixed, ["a", "b", "nobody"]) == [n for n in NODES if n not in ("a", "b")]
     assert _data(api, mixed, ["a"]) == [n for n in NODES if n != "a"]
     assert _data(api, mixed, []) == NODES
 
 
 def test_records_without_a_node_reach_everybody(api: Api, mixed: str) -> None:
-    """§4 [4-05]"""
+    """Contract §4 [4-05]"""
     everyone = [n for n in NODES if n is not None]
     assert None in _data(api, mixed, everyone)
 
 
 def test_filtering_is_silent_and_moves_the_cursor(api: Api, topic: str) -> None:
-    """§4 [4-04]"""
+    """Contract §4 [4-04]"""
     api.append(topic, [{"data": n} for n in range(5)], node="me")
     page = api.read(topic, node="me")
     assert page["tombstone"] is None
@@ -58,7 +58,7 @@ def test_filtering_is_silent_and_moves_the_cursor(api: Api, topic: str) -> None:
 
 
 def test_two_nodes_that_share_a_topic_see_each_others_records(api: Api, topic: str) -> None:
-    """§4 [4-01]"""
+    """Contract §4 [4-01]"""
     for number in range(6):
         api.add(topic, number, node="left" if number % 2 else "right")
     assert _data(api, topic, "left") == [0, 2, 4]
@@ -66,7 +66,7 @@ def test_two_nodes_that_share_a_topic_see_each_others_records(api: Api, topic: s
 
 
 def test_a_topic_may_opt_out(api: Api, mixed: str) -> None:
-    """§4, §0.10 [4-06, 0.10-30]"""
+    """Contract §4, §0.10 [4-06, 0.10-30]"""
     api.put(mixed, {"dedupe_node": False})
     assert _data(api, mixed, "a") == NODES
     api.put(mixed, {})

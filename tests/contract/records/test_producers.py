@@ -73,7 +73,7 @@ def _datas(api: Api, topic: str) -> list[object]:
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_each_next_request_is_accepted_once(api: Api, topic: str, durability: str) -> None:
-    """P, S [P-04, P-05, S-70]"""
+    """Producer headers and settled rules of the contract [P-04, P-05, S-70]"""
     api.put(topic, {"durability": durability})
     _accepted(_send(api, topic, _headers(0, 0), "a", "b"), 0, 0, 1)
     _accepted(_send(api, topic, _headers(0, 1), "c"), 0, 1, 3)
@@ -97,7 +97,7 @@ def test_the_first_request_may_create_the_topic(api: Api, topic: str) -> None:
 
 
 def test_a_gap_is_409_with_the_expected_seq(api: Api, topic: str) -> None:
-    """P, S [P-06, S-72]"""
+    """Producer headers and settled rules of the contract [P-06, S-72]"""
     _send(api, topic, _headers(0, 0))
     answer = _send(api, topic, _headers(0, 5), "skipped")
     detail = refused(answer, 409, "producer_seq_conflict")
@@ -108,7 +108,7 @@ def test_a_gap_is_409_with_the_expected_seq(api: Api, topic: str) -> None:
 
 
 def test_a_new_epoch_begins_at_0_and_fences_the_old(api: Api, topic: str) -> None:
-    """P, S [P-07, P-08, S-71]"""
+    """Producer headers and settled rules of the contract [P-07, P-08, S-71]"""
     for seq in range(3):
         _send(api, topic, _headers(0, seq))
     detail = refused(_send(api, topic, _headers(1, 3)), 400, "invalid_request")
@@ -122,7 +122,7 @@ def test_a_new_epoch_begins_at_0_and_fences_the_old(api: Api, topic: str) -> Non
 
 
 def test_producers_are_independent_and_of_one_topic(api: Api, topic: str) -> None:
-    """P [P-09]"""
+    """Producer headers of the contract [P-09]"""
     other = topic + "-other"
     _accepted(_send(api, topic, _headers(0, 0, "a")), 0, 0, 1)
     _accepted(_send(api, topic, _headers(3, 0, "b")), 3, 0, 2)
@@ -132,7 +132,7 @@ def test_producers_are_independent_and_of_one_topic(api: Api, topic: str) -> Non
 
 
 def test_names_of_the_headers_match_in_any_case(api: Api, topic: str) -> None:
-    """P [P-02]"""
+    """Producer headers of the contract [P-02]"""
     _accepted(
         _send(api, topic, {"Producer-ID": "p", "PRODUCER-EPOCH": "0", "producer-seq": "0"}), 0, 0, 1
     )
@@ -140,7 +140,7 @@ def test_names_of_the_headers_match_in_any_case(api: Api, topic: str) -> None:
 
 
 def test_the_largest_numbers_are_numbers(api: Api, topic: str) -> None:
-    """P [P-03]"""
+    """Producer headers of the contract [P-03]"""
     _accepted(_send(api, topic, _headers(MOST, 0, "é" * 256)), MOST, 0, 1)
     detail = refused(
         _send(api, topic, _headers(MOST, MOST, "é" * 256)), 409, "producer_seq_conflict"
@@ -169,7 +169,7 @@ BAD = [
 def test_anything_else_is_400_and_stores_nothing(
     api: Api, topic: str, headers: dict[str, str], field: str
 ) -> None:
-    """P [P-01, P-03]"""
+    """Producer headers of the contract [P-01, P-03]"""
     api.put(topic, {})
     answer = _send(api, topic, headers)
     assert refused(answer, 400, "invalid_request") == {"field": field}
@@ -178,7 +178,7 @@ def test_anything_else_is_400_and_stores_nothing(
 
 
 def test_a_header_that_is_said_twice_is_400(api: Api, topic: str) -> None:
-    """P [P-01]"""
+    """Producer headers of the contract [P-01]"""
     api.put(topic, {})
     twice = [*_headers(0, 0).items(), ("Producer-Seq", "1")]
     body = {"records": [{"data": 1}]}
@@ -187,7 +187,7 @@ def test_a_header_that_is_said_twice_is_400(api: Api, topic: str) -> None:
 
 
 def test_an_id_that_is_no_text_is_400(api: Api, topic: str) -> None:
-    """P [P-03]"""
+    """Producer headers of the contract [P-03]"""
     headers = [(b"Producer-Id", b"\xff"), (b"Producer-Epoch", b"0"), (b"Producer-Seq", b"0")]
     answer = api.http.post(f"/v0/topics/{topic}", json={"records": [{"data": 1}]}, headers=headers)
     assert refused(answer, 400, "invalid_request") == {"field": "Producer-Id"}

@@ -52,14 +52,14 @@ def _diff(api: Api, topic: str) -> bytes:
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_data_comes_back_byte_for_byte(api: Api, topic: str, value: bytes) -> None:
-    """§0.3 and S [S-01, S-02, S-03, 0.3-03]"""
+    """Contract §0.3, settled rules [S-01, S-02, S-03, 0.3-03]"""
     assert _append(api, topic, b'{ "data" :  ' + value + b"  }") == 201
     assert re.search(rb'"data": ?' + re.escape(value) + rb"[,}]", _diff(api, topic))
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_meta_comes_back_byte_for_byte(api: Api, topic: str, value: bytes) -> None:
-    """§0.3 and S [S-01, S-02, S-03]"""
+    """Contract §0.3, settled rules [S-01, S-02, S-03]"""
     if len(value) > 10_000:
         value = value[:5000] + value[-1:]
     meta = b'{ "k" : ' + value + b' , "k":1 }'
@@ -108,7 +108,7 @@ def test_many_records_keep_their_own_bytes(api: Api, topic: str) -> None:
     ],
 )
 def test_a_lone_surrogate_is_refused(api: Api, topic: str, data: bytes, value: bytes) -> None:
-    """S [S-04]"""
+    """Settled rules of the contract [S-04]"""
     body = b'{"records":[{"data":' + data % value + b"}]}"
     refused(api.raw("POST", f"/v0/topics/{topic}", body, JSON), 400, "invalid_request")
     refused(api.state(topic), 404, "topic_not_found")
@@ -119,7 +119,7 @@ def test_a_lone_surrogate_is_refused(api: Api, topic: str, data: bytes, value: b
 )
 @pytest.mark.parametrize("place", [b'{"data":%s}', b'{"data":1,"meta":{"k":%s}}'])
 def test_invalid_utf8_is_refused(api: Api, topic: str, data: bytes, place: bytes) -> None:
-    """S [S-05]"""
+    """Settled rules of the contract [S-05]"""
     body = b'{"records":[' + place % data + b"]}"
     refused(api.raw("POST", f"/v0/topics/{topic}", body, JSON), 400, "invalid_request")
     refused(api.state(topic), 404, "topic_not_found")
@@ -129,7 +129,7 @@ def test_invalid_utf8_is_refused(api: Api, topic: str, data: bytes, place: bytes
 def test_nesting_of_512_is_taken_and_513_refused(
     api: Api, topic: str, opening: bytes, closing: bytes
 ) -> None:
-    """S [S-06]"""
+    """Settled rules of the contract [S-06]"""
     deepest = opening * 511 + (b"[]" if opening == b"[" else b"{}") + closing * 511
     assert _append(api, topic, b'{"data":' + deepest + b"}") == 201
     assert b'"data":' + deepest in _diff(api, topic).replace(b'"data": ', b'"data":')
@@ -154,7 +154,7 @@ def test_width_is_not_depth(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "/diff", "/delete"])
 def test_a_byte_order_mark_is_refused(api: Api, topic: str, suffix: str) -> None:
-    """S [S-82]"""
+    """Settled rules of the contract [S-82]"""
     api.add(topic, 1)
     body = b"\xef\xbb\xbf" + json.dumps({"records": [{"data": 1}], "before_seq": 9}).encode()
     answer = api.raw("POST", f"/v0/topics/{topic}{suffix}", body, JSON)
@@ -163,7 +163,7 @@ def test_a_byte_order_mark_is_refused(api: Api, topic: str, suffix: str) -> None
 
 
 def test_tag_and_node_come_back_as_the_same_text(api: Api, topic: str) -> None:
-    """§0.4 [0.4-02]"""
+    """Contract §0.4 [0.4-02]"""
     for text in ("a", "ä水😀", 'quote"\\', "tab\t", "\u2028", "</x>", " "):
         api.append(topic, [{"data": 0, "tag": text, "node": text}])
         record = api.read(topic, from_seq=api.get_state(topic)["head_seq"] - 1, include_tags=True)

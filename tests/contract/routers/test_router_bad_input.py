@@ -259,7 +259,7 @@ def _counts(api: Api) -> tuple[object, object]:
 def test_a_malformed_request_is_refused_and_changes_nothing(
     api: Api, standing: Standing, case: Bad
 ) -> None:
-    """§6, §0.5 [6-03, 6-11, 6-12, 6-13, 6-16, 6-18, 6-19, 6-21, 6-28, 9-02]"""
+    """Contract §6, §0.5 [6-03, 6-11, 6-12, 6-13, 6-16, 6-18, 6-19, 6-21, 6-28, 9-02]"""
     absent = {"a": new_name("absent"), "b": new_name("absent")}
     before = _counts(api)
     sent(api, case, standing.names | absent)
@@ -285,7 +285,7 @@ def test_unknown_fields_are_no_error(api: Api, names: Callable[[str], str]) -> N
 
 
 def test_limits_themselves_are_good(api: Api, names: Callable[[str], str]) -> None:
-    """§6 [6-03]: the longest names and the largest page are accepted."""
+    """Contract §6 [6-03]: the longest names and the largest page are accepted."""
     a, b = names("a").ljust(255, "x"), names("b").ljust(255, "x")
     name = names("r").ljust(254, ".") + ">"
     routing = Routing(api)

@@ -1,4 +1,4 @@
-"""§6, S: what routers keep over a clean stop and over `kill -9`.
+"""§6, settled rules: what routers keep over a clean stop and over `kill -9`.
 
 No record is lost, overtakes another, or returns after its delete, and a seq of a destination never
 changes its meaning. Each test has a server of its own.
@@ -39,7 +39,7 @@ def _records(api: Api, topics: Sequence[str]) -> dict[str, list[Json]]:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_definitions_and_figures_are_kept(own: NewServer, how: str) -> None:
-    """§6 [6-06, 6-27, S-30]"""
+    """Contract §6 [6-06, 6-27, S-30]"""
     server = own()
     routing = Routing(server.start())
     routing.api.add("a", 1, 2)
@@ -86,8 +86,8 @@ def test_definitions_and_figures_are_kept(own: NewServer, how: str) -> None:
 def test_forwarding_goes_on_where_it_was(
     own: NewServer, how: str, guarantee: str, env: dict[str, str]
 ) -> None:
-    """§6 [6-06, 6-07, 6-01]: a fan, a chain and a queue; the durable cursor moves with the copies,
-    so that after the death of the process alone even at-least-once doubles nothing.
+    """Contract §6 [6-06, 6-07, 6-01]: a fan, a chain and a queue; the durable cursor moves with the
+    copies, so that after the death of the process alone even at-least-once doubles nothing.
     """
     server = own(**env)
     routing = Routing(server.start())
@@ -118,7 +118,9 @@ def test_forwarding_goes_on_where_it_was(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_backlog_is_forwarded_after_a_restart(own: NewServer, how: str) -> None:
-    """§6 [6-06, 6-24]: a stalled router is still stalled, and continues when there is room."""
+    """Contract §6 [6-06, 6-24]: a stalled router is still stalled, and continues when there is
+    room.
+    """
     server = own()
     routing = Routing(server.start())
     good(routing.api.put("full", {"cap_records": 2, "discard": "reject"}))
@@ -138,8 +140,8 @@ def test_a_backlog_is_forwarded_after_a_restart(own: NewServer, how: str) -> Non
 
 @pytest.mark.parametrize("how", HOWS)
 def test_deleted_and_evicted_copies_stay_gone(own: NewServer, how: str) -> None:
-    """S, §6 [S-26, 6-10]: such copies are not forwarded again, whether or not the destination still
-    shows that they existed.
+    """Contract §6, settled rules [S-26, 6-10]: such copies are not forwarded again, whether or not
+    the destination still shows that they existed.
     """
     server = own()
     routing = Routing(server.start())
@@ -171,8 +173,8 @@ def test_deleted_and_evicted_copies_stay_gone(own: NewServer, how: str) -> None:
 def test_a_copy_survives_whatever_happened_to_where_it_came_from(
     own: NewServer, how: str, fate: str
 ) -> None:
-    """§6 [6-01, 6-05, 6-06]: that holds even if the copy's payload was not written a second
-    time.
+    """Contract §6 [6-01, 6-05, 6-06]: that holds even if the copy's payload was not written a
+    second time.
     """
     server = own()
     routing = Routing(server.start())
@@ -210,7 +212,7 @@ def test_a_copy_survives_whatever_happened_to_where_it_came_from(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_jobs_that_were_forwarded_and_acked_stay_gone(own: NewServer, how: str) -> None:
-    """§6, §10.4 [S-26, 6-06]"""
+    """Contract §6, §10.4 [S-26, 6-06]"""
     server = own()
     routing = Routing(server.start())
     queue = Queue.made(routing.api, "jobs", lease_ms=600_000)
@@ -246,8 +248,8 @@ def test_jobs_that_were_forwarded_and_acked_stay_gone(own: NewServer, how: str) 
 def test_copies_honour_the_class_of_their_destination(
     own: NewServer, durability: str, how: str, kept: bool
 ) -> None:
-    """§0.10 [0.10-23]: copies in an ephemeral topic are gone, and readers get a tombstone, as for
-    its records.
+    """Contract §0.10 [0.10-23]: copies in an ephemeral topic are gone, and readers get a tombstone,
+    as for its records.
     """
     server = own()
     routing = Routing(server.start())
@@ -273,8 +275,8 @@ def test_copies_honour_the_class_of_their_destination(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_exactly_once_holds_up_to_an_ephemeral_topic(own: NewServer, how: str) -> None:
-    """S, §6 [S-32, 6-09]: after an ephemeral topic copies may come again, but none is lost; in
-    other topics no copy is doubled.
+    """Contract §6, settled rules [S-32, 6-09]: after an ephemeral topic copies may come again, but
+    none is lost; in other topics no copy is doubled.
     """
     server = own()
     routing = Routing(server.start())
@@ -297,7 +299,7 @@ def test_exactly_once_holds_up_to_an_ephemeral_topic(own: NewServer, how: str) -
 
 @pytest.mark.parametrize("how", HOWS)
 def test_keys_of_exactly_once_are_the_same_after_a_restart(own: NewServer, how: str) -> None:
-    """§6 [6-09]: also for a client that makes the router again."""
+    """Contract §6 [6-09]: also for a client that makes the router again."""
     server = own()
     routing = Routing(server.start())
     once: Any = {"guarantee": "exactly_once", "from": "earliest"}
@@ -319,7 +321,7 @@ def test_keys_of_exactly_once_are_the_same_after_a_restart(own: NewServer, how: 
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_cascade_is_durable(own: NewServer, how: str) -> None:
-    """§1.4 [1.4-07, 6-33]: no router forwards recreated topics of the old names."""
+    """Contract §1.4 [1.4-07, 6-33]: no router forwards recreated topics of the old names."""
     server = own()
     routing = Routing(server.start())
     routing.made("a", "b")
@@ -341,7 +343,7 @@ def test_a_cascade_is_durable(own: NewServer, how: str) -> None:
 
 
 def test_sealed_copies_stand_without_their_source(own: NewServer) -> None:
-    """§6 [6-05, 6-06]: segments of a destination hold their copies."""
+    """Contract §6 [6-05, 6-06]: segments of a destination hold their copies."""
     server = own(
         TOPICS_SEGMENT_MAX_EVENTS="64",
         TOPICS_CHECKPOINT_INTERVAL_MS="50",

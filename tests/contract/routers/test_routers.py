@@ -40,7 +40,7 @@ def ends(names: Names) -> tuple[str, str]:
 
 
 def test_every_record_is_copied_in_order(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6 [6-01, 6-07]: that holds for records appended one by one and many at once."""
+    """Contract §6 [6-01, 6-07]: that holds for records appended one by one and many at once."""
     source, dest = ends
     router = routing.made(source, dest)
     for first in range(0, 3000, 500):
@@ -55,7 +55,7 @@ def test_every_record_is_copied_in_order(routing: Routing, ends: tuple[str, str]
 def test_a_copy_is_verbatim_with_a_seq_and_a_time_of_its_own(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-22, 6-01]"""
+    """Contract §6 [6-22, 6-01]"""
     source, dest = ends
     api = routing.api
     api.add(source, *range(5))
@@ -86,7 +86,7 @@ def test_a_copy_is_verbatim_with_a_seq_and_a_time_of_its_own(
 
 
 def test_node_and_tag_are_kept_by_default(routing: Routing, names: Names) -> None:
-    """§6 [6-14, 6-15]"""
+    """Contract §6 [6-14, 6-15]"""
     source = names("source")
     api = routing.api
     settings = [(node, tag) for node in (None, True, False) for tag in (None, True, False)]
@@ -110,7 +110,7 @@ def test_node_and_tag_are_kept_by_default(routing: Routing, names: Names) -> Non
 
 
 def test_a_tag_delete_reaches_copies_by_their_tag(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6, §5 [6-15, 6-22]"""
+    """Contract §6, §5 [6-15, 6-22]"""
     source, dest = ends
     router = routing.made(source, dest)
     routing.api.add(source, 1, tag="a")
@@ -135,7 +135,7 @@ def test_a_tag_delete_reaches_copies_by_their_tag(routing: Routing, ends: tuple[
 def test_a_filter_takes_the_tuples_of_deletes(
     routing: Routing, ends: tuple[str, str], match: Any, kept: list[int]
 ) -> None:
-    """§6 [6-17]"""
+    """Contract §6 [6-17]"""
     source, dest = ends
     router = routing.made(source, dest, filter=match)
     for number, tag in enumerate(["a", "a:1", "a:2", "A:1", "a:*", None]):
@@ -151,7 +151,7 @@ def test_a_filter_takes_the_tuples_of_deletes(
 def test_copies_are_read_like_other_records(
     routing: Routing, ends: tuple[str, str], clients: Clients
 ) -> None:
-    """§6, §7, §10 [6-01, 6-22]: readers get copies by diff, by a stream and as jobs."""
+    """Contract §6, §7, §10 [6-01, 6-22]: readers get copies by diff, by a stream and as jobs."""
     source, dest = ends
     api = routing.api
     queue = Queue.made(api, f"{dest}.jobs")
@@ -171,7 +171,7 @@ def test_copies_are_read_like_other_records(
 
 
 def test_direct_writes_and_copies_share_a_log(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6 [6-07, 6-22]"""
+    """Contract §6 [6-07, 6-22]"""
     source, dest = ends
     router = routing.made(source, dest)
     for number in range(100):
@@ -190,7 +190,7 @@ def test_direct_writes_and_copies_share_a_log(routing: Routing, ends: tuple[str,
 
 
 def test_chains_and_fans(routing: Routing, names: Names) -> None:
-    """§6 [6-01, 6-07]: a chain may be longer than the hop cap, because it has no cycle."""
+    """Contract §6 [6-01, 6-07]: a chain may be longer than the hop cap, because it has no cycle."""
     stops = [names("stop") for _ in range(12)]
     chain = [routing.made(a, b) for a, b in itertools.pairwise(stops)]
     leaves = [names("leaf") for _ in range(20)]
@@ -204,7 +204,7 @@ def test_chains_and_fans(routing: Routing, names: Names) -> None:
 def test_several_routers_may_join_the_same_two_topics(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-11, 6-17]: the destination still has one source, so this is no fan-in."""
+    """Contract §6 [6-11, 6-17]: the destination still has one source, so this is no fan-in."""
     source, dest = ends
     routers = [
         routing.made(source, dest, f"{dest}.{tag}", filter=["tag", "Eq", tag]) for tag in "ab"
@@ -218,7 +218,7 @@ def test_several_routers_may_join_the_same_two_topics(
 
 
 def test_a_destination_has_one_source(routing: Routing, names: Names) -> None:
-    """§6 [6-11]: diamonds are refused too; a refused router creates nothing."""
+    """Contract §6 [6-11]: diamonds are refused too; a refused router creates nothing."""
     a, b, c, d = (names(letter) for letter in "abcd")
     for source, dest in ((a, b), (a, c), (b, d)):
         routing.made(source, dest)
@@ -236,7 +236,7 @@ def test_a_destination_has_one_source(routing: Routing, names: Names) -> None:
 
 
 def test_a_cycle_is_refused_with_its_topics(routing: Routing, names: Names) -> None:
-    """§6 [6-19]"""
+    """Contract §6 [6-19]"""
     a, b, c = (names(letter) for letter in "abc")
     routing.made(a, b)
     routing.made(b, c)
@@ -260,8 +260,8 @@ def test_a_cycle_is_refused_with_its_topics(routing: Routing, names: Names) -> N
 def test_only_the_router_that_closes_a_cycle_needs_allow_cycle(
     routing: Routing, names: Names
 ) -> None:
-    """§6 [6-19, 6-20]: the other routers may be changed as before, but the one with `allow_cycle`
-    must keep it.
+    """Contract §6 [6-19, 6-20]: the other routers may be changed as before, but the one with
+    `allow_cycle` must keep it.
     """
     a, b = names("a"), names("b")
     there = routing.made(a, b)
@@ -275,7 +275,7 @@ def test_only_the_router_that_closes_a_cycle_needs_allow_cycle(
 
 
 def test_in_a_cycle_copies_end_at_the_hop_cap(routing: Routing, names: Names) -> None:
-    """§6, S [6-20, S-17]"""
+    """Contract §6, settled rules [6-20, S-17]"""
     a, b = names("a"), names("b")
     there = routing.made(a, b, allow_cycle=True)
     back = routing.made(b, a, allow_cycle=True)
@@ -296,7 +296,7 @@ def test_in_a_cycle_copies_end_at_the_hop_cap(routing: Routing, names: Names) ->
 
 
 def test_a_node_never_gets_back_its_own_records(routing: Routing, names: Names) -> None:
-    """§6, §4 [6-34]: that holds through a chain, and through a cycle."""
+    """Contract §6, §4 [6-34]: that holds through a chain, and through a cycle."""
     a, b, c = (names(letter) for letter in "abc")
     circle = [routing.made(a, b, allow_cycle=True), routing.made(b, a, allow_cycle=True)]
     chain = routing.made(b, c)
@@ -314,7 +314,7 @@ def test_a_node_never_gets_back_its_own_records(routing: Routing, names: Names) 
 
 
 def test_put_creates_and_replaces(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6, S [6-25, 6-26, S-30, 6-08, 9-02]"""
+    """Contract §6, settled rules [6-25, 6-26, S-30, 6-08, 9-02]"""
     source, dest = ends
     name = f"{source}->{dest}"
     made = routing.put(name, source, dest)
@@ -341,7 +341,7 @@ def test_put_creates_and_replaces(routing: Routing, ends: tuple[str, str]) -> No
 
 
 def test_a_change_applies_to_later_records(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6, S [6-25, S-30]"""
+    """Contract §6, settled rules [6-25, S-30]"""
     source, dest = ends
     name = routing.made(source, dest)
     api = routing.api
@@ -359,7 +359,7 @@ def test_a_change_applies_to_later_records(routing: Routing, ends: tuple[str, st
 
 
 def test_a_router_may_be_given_another_destination(routing: Routing, names: Names) -> None:
-    """§6 [6-25]: copies made so far stay where they are."""
+    """Contract §6 [6-25]: copies made so far stay where they are."""
     source, one, two = names("source"), names("one"), names("two")
     name = routing.made(source, one, names("router"))
     routing.api.add(source, 1)
@@ -382,7 +382,7 @@ def test_a_router_may_be_given_another_destination(routing: Routing, names: Name
 def test_get_has_the_definition_and_the_forwarded_count(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-27, 6-28, 9-02]"""
+    """Contract §6 [6-27, 6-28, 9-02]"""
     source, dest = ends
     refused(routing.read(f"{source}->{dest}"), 404, "router_not_found")
     name = routing.made(source, dest)
@@ -398,7 +398,7 @@ def test_get_has_the_definition_and_the_forwarded_count(
 
 
 def test_routers_have_a_namespace_of_their_own(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6 [6-02]: a router may have the name of a topic without any conflict."""
+    """Contract §6 [6-02]: a router may have the name of a topic without any conflict."""
     source, dest = ends
     api = routing.api
     api.add(source, 1)
@@ -412,7 +412,9 @@ def test_routers_have_a_namespace_of_their_own(routing: Routing, ends: tuple[str
 
 @pytest.mark.parametrize("stem", ["a", "9", "A.b_c-d:e", "a->b", "a>", "x>>y"])
 def test_names_of_routers(routing: Routing, names: Names, stem: str) -> None:
-    """§6, S [6-03]: names may use the charset of topics and `>`, escaped or not."""
+    """Contract §6, settled rules [6-03]: names may use the charset of topics and `>`, escaped or
+    not.
+    """
     name = f"{stem}{names('r')}"
     source, dest = names("source"), names("dest")
     body = b'{"source":"%b","dest":"%b"}' % (source.encode(), dest.encode())
@@ -428,7 +430,7 @@ def test_names_of_routers(routing: Routing, names: Names, stem: str) -> None:
 
 
 def test_the_list_shows_and_filters(routing: Routing, names: Names) -> None:
-    """§6 [6-29, 9-02]"""
+    """Contract §6 [6-29, 9-02]"""
     stem = names("list")
     a, b, c, d = (f"{stem}.{letter}" for letter in "abcd")
     for source, dest in ((a, b), (a, c), (b, d)):
@@ -454,7 +456,7 @@ def test_the_list_shows_and_filters(routing: Routing, names: Names) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 def test_the_list_pages_by_a_cursor(routing: Routing, names: Names, size: int) -> None:
-    """§6, §0.7 [0.7-06, 6-29, 6-30]"""
+    """Contract §6, §0.7 [0.7-06, 6-29, 6-30]"""
     stem = names("page")
     wanted = sorted(routing.made(stem, f"{stem}.{n}") for n in range(7))
     found: list[str] = []
@@ -471,7 +473,7 @@ def test_the_list_pages_by_a_cursor(routing: Routing, names: Names, size: int) -
 
 
 def test_a_cursor_outlives_the_router_it_stands_at(routing: Routing, names: Names) -> None:
-    """§0.7 [0.7-06]"""
+    """Contract §0.7 [0.7-06]"""
     stem = names("page")
     made = sorted(routing.made(stem, f"{stem}.{n}") for n in range(4))
     page = routing.page(source=stem, page_size=2)
@@ -481,7 +483,7 @@ def test_a_cursor_outlives_the_router_it_stands_at(routing: Routing, names: Name
 
 
 def test_delete_stops_at_once_and_leaves_copies(routing: Routing, names: Names) -> None:
-    """§6 [6-31, 6-32, 9-02]"""
+    """Contract §6 [6-31, 6-32, 9-02]"""
     source, dest, other = names("source"), names("dest"), names("other")
     name, witness = routing.made(source, dest), routing.made(source, other)
     routing.api.add(source, 1, 2)
@@ -501,7 +503,7 @@ def test_delete_stops_at_once_and_leaves_copies(routing: Routing, names: Names) 
 
 
 def test_delete_stops_in_the_middle_of_a_backlog(routing: Routing, names: Names) -> None:
-    """§6 [6-31]: after the answer the destination gets no more copies."""
+    """Contract §6 [6-31]: after the answer the destination gets no more copies."""
     source, dest, other = names("source"), names("dest"), names("other")
     for _ in range(5):
         routing.api.add(source, *("x" * 200 for _ in range(2000)))
@@ -513,7 +515,7 @@ def test_delete_stops_in_the_middle_of_a_backlog(routing: Routing, names: Names)
 
 
 def test_dropping_a_topic_drops_its_routers(routing: Routing, names: Names) -> None:
-    """§1.4, §6 [1.4-07, 6-33]"""
+    """Contract §1.4, §6 [1.4-07, 6-33]"""
     a, b, c, d = (names(letter) for letter in "abcd")
     into, out, both = routing.made(a, b), routing.made(b, c), routing.made(b, d)
     beside = routing.made(c, names("e"))
@@ -540,7 +542,7 @@ def test_dropping_a_topic_drops_its_routers(routing: Routing, names: Names) -> N
 def test_if_empty_keeps_the_routers_of_a_topic_it_does_not_drop(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§1.4 [1.4-07]"""
+    """Contract §1.4 [1.4-07]"""
     source, dest = ends
     name = routing.made(source, dest)
     routing.api.add(source, 1)
@@ -553,7 +555,7 @@ def test_if_empty_keeps_the_routers_of_a_topic_it_does_not_drop(
 def test_a_topic_made_again_is_forwarded_by_a_router_made_again(
     routing: Routing, ends: tuple[str, str], gone: str
 ) -> None:
-    """§6 [6-33, 6-06]: forwarding begins with the new topic's first record."""
+    """Contract §6 [6-33, 6-06]: forwarding begins with the new topic's first record."""
     source, dest = ends
     name = routing.made(source, dest, guarantee="exactly_once")
     routing.api.add(source, 1, 2, 3)
@@ -573,7 +575,7 @@ def test_a_topic_made_again_is_forwarded_by_a_router_made_again(
 
 
 def test_a_new_router_starts_at_the_head_by_default(routing: Routing, names: Names) -> None:
-    """S [S-31]"""
+    """Settled rules of the contract [S-31]"""
     source = names("source")
     routing.api.add(source, *range(1000))
     good(routing.api.delete(source, before_seq=11))
@@ -591,7 +593,7 @@ def test_a_new_router_starts_at_the_head_by_default(routing: Routing, names: Nam
 
 
 def test_from_moves_no_router_that_is_there(routing: Routing, ends: tuple[str, str]) -> None:
-    """S [S-31, 6-25]"""
+    """Settled rules of the contract [S-31, 6-25]"""
     source, dest = ends
     routing.api.add(source, 1)
     name = routing.made(source, dest)
@@ -602,7 +604,7 @@ def test_from_moves_no_router_that_is_there(routing: Routing, ends: tuple[str, s
 
 
 def test_topics_that_are_missing_are_made(routing: Routing, names: Names) -> None:
-    """§6 [6-16]"""
+    """Contract §6 [6-16]"""
     api = routing.api
     source, dest = names("source"), names("dest")
     routing.made(source, dest)
@@ -616,7 +618,7 @@ def test_topics_that_are_missing_are_made(routing: Routing, names: Names) -> Non
 
 
 def test_create_dest_false_wants_the_destination_there(routing: Routing, names: Names) -> None:
-    """§6 [6-16]: a refused request creates neither the destination nor the source."""
+    """Contract §6 [6-16]: a refused request creates neither the destination nor the source."""
     api = routing.api
     source, dest = names("source"), names("dest")
     answer = routing.put("r", source, dest, create_dest=False)
@@ -636,7 +638,7 @@ def test_create_dest_false_wants_the_destination_there(routing: Routing, names: 
 
 
 def test_an_append_does_not_wait_for_its_copies(routing: Routing, names: Names) -> None:
-    """§6 [6-04]: the append does not wait even if a copy cannot be made."""
+    """Contract §6 [6-04]: the append does not wait even if a copy cannot be made."""
     source, full, other = names("source"), names("full"), names("other")
     good(routing.api.put(full, {"cap_records": 1, "discard": "reject"}))
     routing.api.add(full, "there")
@@ -652,7 +654,7 @@ def test_an_append_does_not_wait_for_its_copies(routing: Routing, names: Names) 
 
 
 def test_a_full_destination_that_evicts_makes_room(routing: Routing, ends: tuple[str, str]) -> None:
-    """§6 [6-23]"""
+    """Contract §6 [6-23]"""
     source, dest = ends
     good(routing.api.put(dest, {"cap_records": 10}))
     name = routing.made(source, dest)
@@ -671,8 +673,8 @@ def test_a_full_destination_that_evicts_makes_room(routing: Routing, ends: tuple
 def test_a_full_destination_that_refuses_holds_its_router_up(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-24]: no record is lost or overtakes another, and the state has the reason of the
-    stall.
+    """Contract §6 [6-24]: no record is lost or overtakes another, and the state has the reason of
+    the stall.
     """
     source, dest = ends
     api = routing.api
@@ -710,7 +712,9 @@ def test_a_full_destination_that_refuses_holds_its_router_up(
 def test_losses_of_the_source_before_forwarding_are_reported(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§3.3, §6, S [3.3-09, 6-24]: one seq of the destination stands for the lost range."""
+    """Contract §3.3, §6, settled rules [3.3-09, 6-24]: one seq of the destination stands for the
+    lost range.
+    """
     source, dest = ends
     api = routing.api
     good(api.put(source, {"cap_records": 4}))
@@ -740,8 +744,8 @@ def test_losses_of_the_source_before_forwarding_are_reported(
 def test_a_watcher_gets_the_losses_of_the_source(
     routing: Routing, ends: tuple[str, str], clients: Clients, carrier: str
 ) -> None:
-    """§3.3, §7 [3.3-09]: the tombstone comes live and in later reads, at its place between the
-    records.
+    """Contract §3.3, §7 [3.3-09]: the tombstone comes live and in later reads, at its place between
+    the records.
     """
     source, dest = ends
     api = routing.api
@@ -766,7 +770,7 @@ def test_a_watcher_gets_the_losses_of_the_source(
 def test_records_deleted_before_they_were_forwarded_are_gone_in_silence(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6, §5 [6-24, 3.3-09]"""
+    """Contract §6, §5 [6-24, 3.3-09]"""
     source, dest = ends
     api = routing.api
     good(api.put(dest, {"cap_records": 1, "discard": "reject"}))
@@ -786,7 +790,7 @@ def test_records_deleted_before_they_were_forwarded_are_gone_in_silence(
 def test_a_copy_depends_on_nothing_that_happens_to_its_source(
     routing: Routing, names: Names
 ) -> None:
-    """§6 [6-01, 6-31]: the test covers deletes, caps, another filter and a dropped topic."""
+    """Contract §6 [6-01, 6-31]: deletes, caps, another filter and a dropped topic are covered."""
     source, dest = names("source"), names("dest")
     api = routing.api
     name = routing.made(source, dest)
@@ -808,7 +812,7 @@ def test_a_copy_depends_on_nothing_that_happens_to_its_source(
 
 
 def test_exactly_once_stamps_a_stable_key(routing: Routing, names: Names) -> None:
-    """§6 [6-08, 6-09, 6-21]: each copy has one key, beside the user's own meta."""
+    """Contract §6 [6-08, 6-09, 6-21]: each copy has one key, beside the user's own meta."""
     source, once, least = names("source"), names("once"), names("least")
     api = routing.api
     first = routing.made(source, once, guarantee="exactly_once")
@@ -829,8 +833,8 @@ def test_exactly_once_stamps_a_stable_key(routing: Routing, names: Names) -> Non
 def test_exactly_once_skips_records_that_the_destination_still_holds(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-09, 6-10]: a router made again from the beginning catches up without doubling; a copy
-    that was deleted meanwhile does not count as held.
+    """Contract §6 [6-09, 6-10]: a router made again from the beginning catches up without doubling;
+    a copy that was deleted meanwhile does not count as held.
     """
     source, dest = ends
     api = routing.api
@@ -856,7 +860,7 @@ def test_exactly_once_skips_records_that_the_destination_still_holds(
 def test_at_least_once_copies_again_when_it_is_made_again(
     routing: Routing, ends: tuple[str, str]
 ) -> None:
-    """§6 [6-08, 6-09]"""
+    """Contract §6 [6-08, 6-09]"""
     source, dest = ends
     name = routing.made(source, dest)
     routing.api.add(source, 1, 2)
@@ -871,7 +875,9 @@ def test_at_least_once_copies_again_when_it_is_made_again(
 
 
 def test_the_number_of_routers_can_be_capped(own: NewServer) -> None:
-    """§11 [11-03, 11-12, 11-13]: a refused router leaves no topic; existing ones can be changed."""
+    """Contract §11 [11-03, 11-12, 11-13]: a refused router leaves no topic; existing ones can be
+    changed.
+    """
     api = own(TOPICS_MAX_ROUTERS="2").start()
     routing = Routing(api)
     routing.made("a", "b")
@@ -888,7 +894,7 @@ def test_the_number_of_routers_can_be_capped(own: NewServer) -> None:
 
 
 def test_no_cap_is_no_cap(own: NewServer) -> None:
-    """§11 [11-03]"""
+    """Contract §11 [11-03]"""
     routing = Routing(own(TOPICS_MAX_ROUTERS="0").start())
     for number in range(50):
         routing.made("a", f"b{number}")
@@ -897,7 +903,7 @@ def test_no_cap_is_no_cap(own: NewServer) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_router_refused_by_the_number_of_topics_leaves_nothing(own: NewServer, most: int) -> None:
-    """§11 [11-03, 11-02]: if only one of its two topics would fit, neither is created."""
+    """Contract §11 [11-03, 11-02]: if only one of its two topics would fit, neither is created."""
     api = own(TOPICS_MAX_TOPICS=str(most)).start()
     routing = Routing(api)
     for number in range(most - 1):
@@ -920,7 +926,7 @@ def _figures(api: Api) -> Json:
 
 
 def test_figures_of_routers(own: NewServer) -> None:
-    """§8.3 [8.3-04]"""
+    """Contract §8.3 [8.3-04]"""
     api = own().start()
     routing = Routing(api)
     assert _figures(api)["topics_routers"] == 0
@@ -947,8 +953,8 @@ def test_figures_of_routers(own: NewServer) -> None:
 
 
 def test_a_copy_costs_no_second_write_of_its_payload(own: NewServer) -> None:
-    """§6 [6-05]: the test counts the bytes written to the journal, for destinations that their
-    routers created.
+    """Contract §6 [6-05]: the test counts the bytes written to the journal, for destinations that
+    their routers created.
     """
     # No checkpoint begins in between: after one, a page must carry payloads that replay may no
     # longer find.

@@ -67,7 +67,7 @@ def _made(keyed: Keyed, path: str) -> str:
 
 @pytest.mark.parametrize("who", ["hashed", "letter", "tenant"])
 def test_a_hashed_name_gives_no_access_to_another_stream(keyed: Keyed, who: str) -> None:
-    """S [S-91]"""
+    """Settled rules of the contract [S-91]"""
     name = _made(keyed, f"{new_name('ten.b')}/orders")
     record = {"records": [{"data": 1}]}
     calls: list[tuple[str, str, Any]] = [
@@ -147,7 +147,7 @@ def _forked(api: Api, path: str) -> None:
 
 
 def test_forks_hold_a_name_for_either_door(api: Api, topic: str) -> None:
-    """S [S-92]"""
+    """Settled rules of the contract [S-92]"""
     _forked(api, topic)
     refused(api.http.put(f"{MOUNT}/{topic}", headers=TEXT), 409, "stream_conflict")
     refused(api.http.post(f"{MOUNT}/{topic}", content=b"2", headers=TEXT), 410, "stream_gone")
@@ -206,7 +206,7 @@ def test_forks_hold_a_name_for_dead_letters(api: Api, topic: str) -> None:
 
 
 def test_forks_hold_a_name_over_a_crash(own: NewServer, topic: str) -> None:
-    """S [S-92]"""
+    """Settled rules of the contract [S-92]"""
     server = own()
     _forked(server.start(), topic)
     api = server.crash()
@@ -244,7 +244,7 @@ def test_a_key_is_stored_once(api: Api, topic: str, kind: str) -> None:
 
 
 def test_a_key_is_one_for_both_doors(api: Api, topic: str) -> None:
-    """S [S-93]"""
+    """Settled rules of the contract [S-93]"""
     json_type = {"content-type": "application/json"}
     assert api.http.put(f"{MOUNT}/{topic}", headers=json_type).status_code == 201
     _offset(_post(api, topic, "k", b"1", "application/json"))
@@ -254,7 +254,7 @@ def test_a_key_is_one_for_both_doors(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
 def test_a_key_is_known_after_a_restart(own: NewServer, topic: str, how: str) -> None:
-    """S [S-93]"""
+    """Settled rules of the contract [S-93]"""
     server = own()
     api = server.start()
     assert api.http.put(f"{MOUNT}/{topic}", headers=TEXT).status_code == 201
@@ -298,7 +298,7 @@ def test_a_key_beside_a_producer(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 257, "\xff"])
 def test_a_bad_key_is_refused(api: Api, topic: str, key: str) -> None:
-    """S [S-93]"""
+    """Settled rules of the contract [S-93]"""
     assert api.http.put(f"{MOUNT}/{topic}", headers=TEXT).status_code == 201
     headers = [f"Idempotency-Key: {key}", "Content-Type: text/plain"]
     answer = api.raw("POST", f"{MOUNT}/{topic}", b"x", headers)

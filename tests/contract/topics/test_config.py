@@ -17,14 +17,14 @@ def _config(api: Api, topic: str, config: object) -> Json:
 
 
 def test_an_empty_put_takes_every_default(api: Api, topic: str) -> None:
-    """§0.10 [0.10-01, 1.1-07, 1.1-08, 0.10-11, 0.10-25, 0.10-26, 0.10-28, 0.10-29, 0.10-30,
-    0.10-31, 0.10-32, 0.10-33, 0.10-34, 0.10-35]
+    """Contract §0.10 [0.10-01, 1.1-07, 1.1-08, 0.10-11, 0.10-25, 0.10-26, 0.10-28, 0.10-29,
+    0.10-30, 0.10-31, 0.10-32, 0.10-33, 0.10-34, 0.10-35]
     """
     assert _config(api, topic, {}) == CONFIG_DEFAULTS
 
 
 def test_defaults_hold_for_a_topic_made_by_an_append(api: Api, topic: str) -> None:
-    """§0.10 [0.10-01]"""
+    """Contract §0.10 [0.10-01]"""
     api.add(topic, 1)
     assert api.get_state(topic)["config"] == CONFIG_DEFAULTS
 
@@ -51,13 +51,13 @@ EVERY_FIELD: Json = {
 
 
 def test_every_field_is_taken_and_echoed(api: Api, topic: str) -> None:
-    """§0.10 [0.10-01, 1.1-07, 1.1-01]"""
+    """Contract §0.10 [0.10-01, 1.1-07, 1.1-01]"""
     assert set(EVERY_FIELD) == set(CONFIG_DEFAULTS)
     assert _config(api, topic, EVERY_FIELD) == EVERY_FIELD
 
 
 def test_a_log_takes_the_queue_fields_without_effect(api: Api, topic: str) -> None:
-    """§0.10 [0.10-04, 0.10-02, 1.2-11]"""
+    """Contract §0.10 [0.10-04, 0.10-02, 1.2-11]"""
     fields = {k: EVERY_FIELD[k] for k in ("lease_ms", "claim_jitter_ms", "max_deliveries")}
     fields |= {"dead_letter": "elsewhere", "leases_durable": True}
     assert _config(api, topic, fields) == CONFIG_DEFAULTS | fields
@@ -68,7 +68,7 @@ def test_a_log_takes_the_queue_fields_without_effect(api: Api, topic: str) -> No
 
 
 def test_a_queue_is_written_and_read_like_a_log(api: Api, topic: str) -> None:
-    """§0.10 [0.10-03, 0.10-02]"""
+    """Contract §0.10 [0.10-03, 0.10-02]"""
     config = _config(api, topic, {"type": "queue", "max_deliveries": 5, "dead_letter": "jobs.dlq"})
     assert config == CONFIG_DEFAULTS | {
         "type": "queue",
@@ -83,7 +83,7 @@ def test_a_queue_is_written_and_read_like_a_log(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("log", "queue"), ("queue", "log")])
 def test_the_type_cannot_change(api: Api, topic: str, first: str, second: str) -> None:
-    """§0.10, §1.1 [0.10-05]"""
+    """Contract §0.10, §1.1 [0.10-05]"""
     api.put(topic, {"type": first, "ttl_ms": 5000})
     answer = api.put(topic, {"type": second, "ttl_ms": 9000})
     refused(answer, 409, "topic_exists_incompatible")
@@ -93,7 +93,7 @@ def test_the_type_cannot_change(api: Api, topic: str, first: str, second: str) -
 
 
 def test_a_put_replaces_and_keeps_only_the_type(api: Api, topic: str) -> None:
-    """S [S-28, S-29]"""
+    """Settled rules of the contract [S-28, S-29]"""
     api.put(topic, EVERY_FIELD)
     assert _config(api, topic, {"ttl_ms": 9}) == CONFIG_DEFAULTS | {"type": "queue", "ttl_ms": 9}
     assert _config(api, topic, {}) == CONFIG_DEFAULTS | {"type": "queue"}
@@ -101,7 +101,7 @@ def test_a_put_replaces_and_keeps_only_the_type(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("field", [f for f in CONFIG_DEFAULTS if f != "type"])
 def test_every_field_but_the_type_can_change(api: Api, topic: str, field: str) -> None:
-    """§1.1 [1.1-11, 1.1-03]"""
+    """Contract §1.1 [1.1-11, 1.1-03]"""
     api.put(topic, {})
     answer = api.put(topic, {field: EVERY_FIELD[field]})
     assert answer.status_code == 200
@@ -127,7 +127,7 @@ def test_every_field_but_the_type_can_change(api: Api, topic: str, field: str) -
 def test_the_class_is_resolved_and_reported(
     api: Api, topic: str, sent: Json, durability: str, durable: bool
 ) -> None:
-    """§0.10 [0.10-12, 0.10-13, 0.10-14, 0.10-15, 0.10-21]"""
+    """Contract §0.10 [0.10-12, 0.10-13, 0.10-14, 0.10-15, 0.10-21]"""
     config = _config(api, topic, sent)
     assert (config["durability"], config["durable"]) == (durability, durable)
     listed = good(api.topics(prefix=topic))["topics"][0]
@@ -135,7 +135,7 @@ def test_the_class_is_resolved_and_reported(
 
 
 def test_the_class_changes_in_place_and_records_stay(api: Api, topic: str) -> None:
-    """§0.10 [0.10-22, 1.1-06]"""
+    """Contract §0.10 [0.10-22, 1.1-06]"""
     expected = []
     for number, durability in enumerate(
         ["disk", "ephemeral", "fsync", "memory", "ephemeral", "disk"]
@@ -169,7 +169,7 @@ def test_the_class_changes_in_place_and_records_stay(api: Api, topic: str) -> No
 def test_values_beyond_a_clamp_are_clamped(
     api: Api, topic: str, field: str, sent: int, clamped: int
 ) -> None:
-    """§0.10 [0.10-25, 0.10-31, 0.10-32]"""
+    """Contract §0.10 [0.10-25, 0.10-31, 0.10-32]"""
     assert _config(api, topic, {field: sent})[field] == clamped
 
 
@@ -177,7 +177,7 @@ def test_values_beyond_a_clamp_are_clamped(
     "field", ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
 )
 def test_the_largest_u64_is_a_value(api: Api, topic: str, field: str) -> None:
-    """§0.10 [0.10-33, S-24]"""
+    """Contract §0.10 [0.10-33, S-24]"""
     api.put(topic, {field: 2**64 - 1})
     assert api.get_state(topic)["config"][field] == 2**64 - 1
     api.add(topic, 1)
@@ -212,7 +212,9 @@ WRONG = [(field, value) for field, values in WRONG_VALUES.items() for value in v
 def test_a_wrong_value_is_refused_by_its_field_and_changes_nothing(
     api: Api, topic: str, field: str, value: object
 ) -> None:
-    """§1.1, S [1.1-10, S-21, S-24, 0.10-02, 0.10-11, 0.10-15, 0.10-33, 0.10-34, 0.10-35]"""
+    """Contract §1.1, settled rules [1.1-10, S-21, S-24, 0.10-02, 0.10-11, 0.10-15, 0.10-33,
+    0.10-34, 0.10-35]
+    """
     detail = refused(api.put(topic, {"ttl_ms": 77000, field: value}), 400, "invalid_request")
     assert detail["field"] == field
     refused(api.state(topic), 404, "topic_not_found")
@@ -222,7 +224,7 @@ def test_a_wrong_value_is_refused_by_its_field_and_changes_nothing(
 
 
 def test_a_dead_letter_topic_is_another_topic(api: Api, topic: str) -> None:
-    """§0.10, §1.1 [1.1-09, 0.10-34]"""
+    """Contract §0.10, §1.1 [1.1-09, 0.10-34]"""
     for type_ in ("log", "queue"):
         sent = {"type": type_, "dead_letter": topic}
         assert refused(api.put(topic, sent), 400, "invalid_request")["field"] == "dead_letter"
@@ -231,7 +233,7 @@ def test_a_dead_letter_topic_is_another_topic(api: Api, topic: str) -> None:
 
 
 def test_caps_evict_the_oldest(api: Api, topic: str) -> None:
-    """§0.10 [0.10-08, 0.10-36, 0.10-37, 2-18, 1.2-05]"""
+    """Contract §0.10 [0.10-08, 0.10-36, 0.10-37, 2-18, 1.2-05]"""
     api.put(topic, {"cap_records": 10})
     earliest = 1
     for number in range(1, 41):
@@ -248,7 +250,7 @@ def test_caps_evict_the_oldest(api: Api, topic: str) -> None:
 
 
 def test_a_batch_larger_than_the_cap_keeps_its_newest_records(api: Api, topic: str) -> None:
-    """§0.10 [0.10-08, 2-18]"""
+    """Contract §0.10 [0.10-08, 2-18]"""
     api.put(topic, {"cap_records": 3})
     assert api.add(topic, *range(10))["seqs"] == list(range(1, 11))
     eventually(lambda: bool(api.get_state(topic)["count"] <= 3), "count within the cap")
@@ -256,7 +258,7 @@ def test_a_batch_larger_than_the_cap_keeps_its_newest_records(api: Api, topic: s
 
 
 def test_bytes_are_capped_as_well(api: Api, topic: str) -> None:
-    """§0.10 [0.10-09]"""
+    """Contract §0.10 [0.10-09]"""
     api.put(topic, {"cap_bytes": 20_000})
     for _ in range(50):
         api.add(topic, "x" * 1000)
@@ -274,7 +276,7 @@ def test_bytes_are_capped_as_well(api: Api, topic: str) -> None:
     ],
 )
 def test_the_cap_that_is_reached_first_evicts(api: Api, topic: str, caps: Json, most: int) -> None:
-    """§0.10 [0.10-10]"""
+    """Contract §0.10 [0.10-10]"""
     api.put(topic, caps)
     for _ in range(30):
         api.add(topic, "x" * 1000)
@@ -283,7 +285,7 @@ def test_the_cap_that_is_reached_first_evicts(api: Api, topic: str, caps: Json, 
 
 
 def test_old_records_expire(api: Api, topic: str) -> None:
-    """§0.10 [0.10-06, 0.10-07, 0.10-36, 3-14]"""
+    """Contract §0.10 [0.10-06, 0.10-07, 0.10-36, 3-14]"""
     api.put(topic, {"ttl_ms": 400})
     api.add(topic, "old", "older")
     assert [r["data"] for r in api.read_all(topic)] == ["old", "older"]
@@ -297,7 +299,7 @@ def test_old_records_expire(api: Api, topic: str) -> None:
 
 
 def test_no_ttl_never_expires(api: Api, topic: str) -> None:
-    """§0.10 [0.10-06]"""
+    """Contract §0.10 [0.10-06]"""
     api.put(topic, {"ttl_ms": 0})
     api.add(topic, 1)
     time.sleep(0.3)
@@ -306,7 +308,7 @@ def test_no_ttl_never_expires(api: Api, topic: str) -> None:
 
 
 def test_a_lowered_cap_evicts_existing_records(api: Api, topic: str) -> None:
-    """§1.1 [1.1-04]"""
+    """Contract §1.1 [1.1-04]"""
     api.add(topic, *range(20))
     api.put(topic, {"cap_records": 4})
     api.add(topic, 20)
@@ -316,7 +318,7 @@ def test_a_lowered_cap_evicts_existing_records(api: Api, topic: str) -> None:
 
 
 def test_a_lowered_ttl_expires_existing_records(api: Api, topic: str) -> None:
-    """§1.1 [1.1-05]"""
+    """Contract §1.1 [1.1-05]"""
     api.add(topic, 1, 2)
     time.sleep(0.3)
     api.put(topic, {"ttl_ms": 200})
@@ -338,7 +340,7 @@ def test_a_loosened_ttl_does_not_bring_expired_records_back(api: Api, topic: str
 
 
 def test_a_put_does_not_touch_stored_records(api: Api, topic: str) -> None:
-    """§1.1 [1.1-06]"""
+    """Contract §1.1 [1.1-06]"""
     api.append(topic, [{"data": {"a": 1}, "meta": {"m": 1}, "node": "n", "tag": "t"}])
     before = api.read(topic, include_tags=True)["records"]
     api.put(topic, {"durability": "fsync", "cap_records": 100, "ttl_ms": 3_600_000})
@@ -349,7 +351,7 @@ def test_a_put_does_not_touch_stored_records(api: Api, topic: str) -> None:
 def test_every_class_answers_alike_while_the_server_runs(
     api: Api, topic: str, durability: str
 ) -> None:
-    """§0.10 [0.10-16, 0.10-21, 2-28, 2-25]"""
+    """Contract §0.10 [0.10-16, 0.10-21, 2-28, 2-25]"""
     api.put(topic, {"durability": durability, "cap_records": 50})
     for number in range(60):
         assert api.add(topic, number, tag=f"t{number % 3}")["head_seq"] == number + 1
@@ -366,7 +368,7 @@ def test_every_class_answers_alike_while_the_server_runs(
 
 
 def test_a_manual_priority_is_the_effective_one(api: Api, topic: str) -> None:
-    """§0.10, §1.2 [0.10-27, 1.2-12]"""
+    """Contract §0.10, §1.2 [0.10-27, 1.2-12]"""
     api.put(topic, {"priority": -5})
     assert api.get_state(topic)["effective_priority"] == -5
     api.read(topic)
@@ -377,7 +379,7 @@ def test_a_manual_priority_is_the_effective_one(api: Api, topic: str) -> None:
 
 
 def test_auto_priority_comes_from_the_last_read_and_halves_every_30_s(api: Api, topic: str) -> None:
-    """§0.10, S [0.10-26, S-16, 3-17, 1.2-12]"""
+    """Contract §0.10, settled rules [0.10-26, S-16, 3-17, 1.2-12]"""
     api.put(topic, {})
     assert api.get_state(topic)["effective_priority"] == 0
     before = time.monotonic()
@@ -395,14 +397,14 @@ def test_auto_priority_comes_from_the_last_read_and_halves_every_30_s(api: Api, 
 
 
 def test_without_auto_priority_reads_do_not_raise_it(api: Api, topic: str) -> None:
-    """§0.10 [0.10-26]"""
+    """Contract §0.10 [0.10-26]"""
     api.put(topic, {"auto_priority": False})
     api.read(topic)
     assert api.get_state(topic)["effective_priority"] == 0
 
 
 def test_node_filtering_can_be_turned_off(api: Api, topic: str) -> None:
-    """§0.10, §4 [0.10-30, 4-06]"""
+    """Contract §0.10, §4 [0.10-30, 4-06]"""
     api.append(topic, [{"data": 1, "node": "me"}])
     assert api.read(topic, node="me")["records"] == []
     api.put(topic, {"dedupe_node": False})
@@ -410,7 +412,7 @@ def test_node_filtering_can_be_turned_off(api: Api, topic: str) -> None:
 
 
 def test_only_involuntary_loss_gives_tombstones(api: Api, names: Callable[[str], str]) -> None:
-    """§0.10 [0.10-38, 3.3-02, 3.3-13]"""
+    """Contract §0.10 [0.10-38, 3.3-02, 3.3-13]"""
     deleted, evicted = names("deleted"), names("evicted")
     api.add(deleted, *range(5))
     api.delete(deleted, before_seq=4)

@@ -19,7 +19,7 @@ def _evicted(api: Api, topic: str, count: int = 20, cap: int = 5) -> Json:
 
 
 def test_a_cursor_below_the_floor_gets_a_tombstone_and_the_rest(api: Api, topic: str) -> None:
-    """§3.3, S [3.3-01, 3.3-03, 3.3-04, 3.3-05, 3.3-12, S-37, S-40]"""
+    """Contract §3.3, settled rules [3.3-01, 3.3-03, 3.3-04, 3.3-05, 3.3-12, S-37, S-40]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     answer = api.diff(topic, from_seq=0)
     assert answer.status_code == 200
@@ -38,7 +38,7 @@ def test_a_cursor_below_the_floor_gets_a_tombstone_and_the_rest(api: Api, topic:
 
 
 def test_the_gap_starts_after_the_cursor(api: Api, topic: str) -> None:
-    """§3.3 [3.3-03, 3.3-10]"""
+    """Contract §3.3 [3.3-03, 3.3-10]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     for cursor in range(earliest - 1):
         tombstone = api.read(topic, from_seq=cursor)["tombstone"]
@@ -48,13 +48,13 @@ def test_the_gap_starts_after_the_cursor(api: Api, topic: str) -> None:
 
 
 def test_the_estimate_of_a_plain_eviction_is_the_gap(api: Api, topic: str) -> None:
-    """§3.3 [3.3-10]"""
+    """Contract §3.3 [3.3-10]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     assert abs(api.read(topic)["tombstone"]["missed_estimate"] - (earliest - 1)) <= 1
 
 
 def test_after_the_gap_there_is_no_second_tombstone(api: Api, topic: str) -> None:
-    """§3.3 [3.3-11, 3.3-12, 3.3-14]"""
+    """Contract §3.3 [3.3-11, 3.3-12, 3.3-14]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     page = api.read(topic, from_seq=0, limit=1)
     assert page["tombstone"]["gap_to"] == earliest - 1
@@ -66,7 +66,7 @@ def test_after_the_gap_there_is_no_second_tombstone(api: Api, topic: str) -> Non
 
 
 def test_expiry_says_ttl(api: Api, topic: str) -> None:
-    """§3.3 [3.3-06, 3.3-03, 0.10-07]"""
+    """Contract §3.3 [3.3-06, 3.3-03, 0.10-07]"""
     api.put(topic, {"ttl_ms": 300})
     api.add(topic, 1, 2, 3)
     time.sleep(0.6)
@@ -78,7 +78,7 @@ def test_expiry_says_ttl(api: Api, topic: str) -> None:
 
 
 def test_both_causes_say_mixed(api: Api, topic: str) -> None:
-    """§3.3 [3.3-07]"""
+    """Contract §3.3 [3.3-07]"""
     api.put(topic, {"ttl_ms": 400, "cap_records": 5})
     api.add(topic, *range(1, 6))
     api.add(topic, *range(6, 11))
@@ -90,7 +90,7 @@ def test_both_causes_say_mixed(api: Api, topic: str) -> None:
 
 
 def test_a_waiting_reader_hears_of_loss_at_once(api: Api, topic: str) -> None:
-    """§3.3, §3 [3.3-01]"""
+    """Contract §3.3, §3 [3.3-01]"""
     _evicted(api, topic)
     started = time.monotonic()
     assert api.read(topic, from_seq=0, wait_ms=20_000)["tombstone"]["reason"] == "cap"
@@ -98,7 +98,7 @@ def test_a_waiting_reader_hears_of_loss_at_once(api: Api, topic: str) -> None:
 
 
 def test_expiry_of_everything_is_reported_to_an_earlier_cursor(api: Api, topic: str) -> None:
-    """§3.3 [3.3-06, 3.3-12, 0.7-02]"""
+    """Contract §3.3 [3.3-06, 3.3-12, 0.7-02]"""
     api.put(topic, {"ttl_ms": 200})
     api.add(topic, 1, 2)
     time.sleep(0.5)
@@ -109,7 +109,7 @@ def test_expiry_of_everything_is_reported_to_an_earlier_cursor(api: Api, topic: 
 
 
 def test_the_gap_reaches_the_first_live_record_over_deletes(api: Api, topic: str) -> None:
-    """S [S-37]"""
+    """Settled rules of the contract [S-37]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     api.delete(topic, before_seq=earliest + 2)
     page = api.read(topic)
@@ -120,7 +120,7 @@ def test_the_gap_reaches_the_first_live_record_over_deletes(api: Api, topic: str
 
 
 def test_a_range_emptied_by_deletes_is_silent(api: Api, topic: str) -> None:
-    """§3.3, §5 [3.3-02, 3.3-13, 5-16]"""
+    """Contract §3.3, §5 [3.3-02, 3.3-13, 5-16]"""
     api.add(topic, *range(10), tag="t")
     api.delete(topic, before_seq=6)
     page = api.read(topic)
@@ -135,7 +135,7 @@ def test_a_range_emptied_by_deletes_is_silent(api: Api, topic: str) -> None:
 
 
 def test_a_cursor_between_floor_and_first_live_record_is_silent(api: Api, topic: str) -> None:
-    """§3.3 [3.3-02]"""
+    """Contract §3.3 [3.3-02]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     api.delete(topic, before_seq=earliest + 3)
     page = api.read(topic, from_seq=earliest)
@@ -144,7 +144,7 @@ def test_a_cursor_between_floor_and_first_live_record_is_silent(api: Api, topic:
 
 
 def test_records_deleted_before_they_expired_stay_silent(api: Api, topic: str) -> None:
-    """S [S-41, 3.3-13]"""
+    """Settled rules of the contract [S-41, 3.3-13]"""
     api.put(topic, {"ttl_ms": 500})
     api.add(topic, 1, 2, 3)
     api.delete(topic, before_seq=4)
@@ -169,7 +169,7 @@ def test_records_deleted_before_the_cap_was_reached_stay_silent(api: Api, topic:
 def test_recreated_exactly_when_the_cursor_is_above_the_head(
     api: Api, topic: str, cursor: int
 ) -> None:
-    """§3.3, S [3.3-08, S-39]"""
+    """Contract §3.3, settled rules [3.3-08, S-39]"""
     api.add(topic, *range(20))
     api.drop(topic)
     api.add(topic, "a", "b")
@@ -185,7 +185,7 @@ def test_recreated_exactly_when_the_cursor_is_above_the_head(
 
 
 def test_a_recreated_and_empty_topic_is_reported_too(api: Api, topic: str) -> None:
-    """S [S-39, 3.3-12]"""
+    """Settled rules of the contract [S-39, 3.3-12]"""
     api.add(topic, 1, 2)
     api.drop(topic)
     api.put(topic)
@@ -198,7 +198,7 @@ def test_a_recreated_and_empty_topic_is_reported_too(api: Api, topic: str) -> No
 def test_a_lost_range_is_reported_although_the_node_filter_hides_the_rest(
     api: Api, topic: str
 ) -> None:
-    """§3.3, §4 [3.3-01, 4-04]"""
+    """Contract §3.3, §4 [3.3-01, 4-04]"""
     api.put(topic, {"cap_records": 3})
     for number in range(9):
         api.add(topic, number, node="me")
@@ -210,7 +210,7 @@ def test_a_lost_range_is_reported_although_the_node_filter_hides_the_rest(
 
 
 def test_deleting_everything_after_an_eviction_keeps_the_floor(api: Api, topic: str) -> None:
-    """§3.3, S [S-37, 3.3-01, 5-21]"""
+    """Contract §3.3, settled rules [S-37, 3.3-01, 5-21]"""
     earliest = _evicted(api, topic)["earliest_seq"]
     assert good(api.delete(topic, before_seq=1000))["deleted"] == 21 - earliest
     page = api.read(topic)

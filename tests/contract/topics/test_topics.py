@@ -15,7 +15,7 @@ Names = Callable[[str], str]
 
 @pytest.mark.parametrize("tail", ["a", "A.b_c:d-e", "0", "9..", "x::", "----"])
 def test_names_of_the_charset_are_taken(api: Api, topic: str, tail: str) -> None:
-    """§1 [1-01]"""
+    """Contract §1 [1-01]"""
     name = f"{topic}{tail}"
     assert good(api.put(name))["topic"] == name
     assert good(api.state(name))["topic"] == name
@@ -23,14 +23,14 @@ def test_names_of_the_charset_are_taken(api: Api, topic: str, tail: str) -> None
 
 @pytest.mark.parametrize("name", ["x", "0", "Z9"])
 def test_a_single_character_is_a_name(api: Api, name: str) -> None:
-    """§1 [1-01]"""
+    """Contract §1 [1-01]"""
     api.drop(name)
     assert api.put(name).status_code == 201
     assert api.drop(name).json()["deleted"] is True
 
 
 def test_a_name_has_at_most_255_characters(api: Api, topic: str) -> None:
-    """§1 [1-01]"""
+    """Contract §1 [1-01]"""
     longest = topic + "n" * (255 - len(topic))
     assert api.put(longest).status_code == 201
     api.add(longest, 1)
@@ -39,7 +39,7 @@ def test_a_name_has_at_most_255_characters(api: Api, topic: str) -> None:
 
 
 def test_case_matters(api: Api, topic: str) -> None:
-    """§1 [1-02]"""
+    """Contract §1 [1-02]"""
     api.add(f"{topic}:Case", 1)
     refused(api.state(f"{topic}:case"), 404, "topic_not_found")
     assert api.put(f"{topic}:case").status_code == 201
@@ -100,7 +100,7 @@ _UNMATCHED = pytest.mark.connection(
 def test_a_name_outside_the_charset_is_400_everywhere(
     api: Api, method: str, suffix: str, body: bytes, name: str
 ) -> None:
-    """§1, S [1-03, S-35]"""
+    """Contract §1, settled rules [1-03, S-35]"""
     target = f"/v0/topics/{quote(name, safe='')}{suffix}"
     if name == "..":
         target = f"/v0/topics/%2E%2E{suffix}"
@@ -109,7 +109,7 @@ def test_a_name_outside_the_charset_is_400_everywhere(
 
 
 def test_put_creates_over_the_defaults(api: Api, topic: str) -> None:
-    """§1.1 [1.1-01, 1.1-07]"""
+    """Contract §1.1 [1.1-01, 1.1-07]"""
     answer = api.put(topic, {"ttl_ms": 60000, "durable": True, "priority": 10})
     assert answer.status_code == 201
     body = answer.json()
@@ -125,7 +125,7 @@ def test_put_creates_over_the_defaults(api: Api, topic: str) -> None:
 
 
 def test_a_fresh_topic_is_empty(api: Api, topic: str) -> None:
-    """§1.2 [1.2-01, 1.2-02, 1.2-03, 1.2-06, 1.2-11]"""
+    """Contract §1.2 [1.2-01, 1.2-02, 1.2-03, 1.2-06, 1.2-11]"""
     api.put(topic)
     state = api.get_state(topic)
     expected: Json = {
@@ -146,7 +146,7 @@ def test_a_fresh_topic_is_empty(api: Api, topic: str) -> None:
 
 
 def test_state_follows_writes_and_reads(api: Api, topic: str) -> None:
-    """§1.2 [1.2-01, 1.2-03, 1.2-06]"""
+    """Contract §1.2 [1.2-01, 1.2-03, 1.2-06]"""
     api.add(topic, "a", "b", "c")
     state = api.get_state(topic)
     assert (state["head_seq"], state["earliest_seq"], state["next_seq"]) == (3, 1, 4)
@@ -163,7 +163,7 @@ def test_state_follows_writes_and_reads(api: Api, topic: str) -> None:
 
 
 def test_reading_from_the_tail_yields_only_later_records(api: Api, topic: str) -> None:
-    """§1.2 [1.2-04]"""
+    """Contract §1.2 [1.2-04]"""
     api.add(topic, 1, 2, 3)
     tail = api.get_state(topic)["next_seq"] - 1
     assert api.read(topic, from_seq=tail)["records"] == []
@@ -172,7 +172,7 @@ def test_reading_from_the_tail_yields_only_later_records(api: Api, topic: str) -
 
 
 def test_count_and_bytes_leave_out_deleted_records_at_once(api: Api, topic: str) -> None:
-    """§1.2 [1.2-05]"""
+    """Contract §1.2 [1.2-05]"""
     api.add(topic, *["x" * 100] * 10)
     full = api.get_state(topic)
     api.delete(topic, before_seq=6)
@@ -185,7 +185,7 @@ def test_count_and_bytes_leave_out_deleted_records_at_once(api: Api, topic: str)
 
 
 def test_reading_the_state_counts_as_interest_unless_untouched(api: Api, topic: str) -> None:
-    """§1.2 [1.2-07, 1.2-08]"""
+    """Contract §1.2 [1.2-07, 1.2-08]"""
     api.put(topic)
     good(api.state(topic, touch=False))
     assert api.get_state(topic)["effective_priority"] == 0
@@ -194,20 +194,20 @@ def test_reading_the_state_counts_as_interest_unless_untouched(api: Api, topic: 
 
 
 def test_touching_by_name_is_touching(api: Api, topic: str) -> None:
-    """§1.2 [1.2-08]"""
+    """Contract §1.2 [1.2-08]"""
     api.put(topic)
     good(api.state(topic, touch=True))
     assert api.get_state(topic)["effective_priority"] > 400
 
 
 def test_the_state_of_an_absent_topic_creates_nothing(api: Api, topic: str) -> None:
-    """§1.2 [1.2-09]"""
+    """Contract §1.2 [1.2-09]"""
     refused(api.state(topic, touch=True), 404, "topic_not_found")
     assert good(api.topics(prefix=topic))["topics"] == []
 
 
 def test_state_has_the_bytes_it_uses_on_disk(api: Api, topic: str) -> None:
-    """S [S-77]"""
+    """Settled rules of the contract [S-77]"""
     api.add(topic, 1)
     disk = api.get_state(topic)["disk_bytes"]
     assert type(disk) is int
@@ -215,7 +215,7 @@ def test_state_has_the_bytes_it_uses_on_disk(api: Api, topic: str) -> None:
 
 
 def test_the_list_shows_a_summary_of_each_topic(api: Api, topic: str) -> None:
-    """§1.3 [1.3-01, 1.3-02]"""
+    """Contract §1.3 [1.3-01, 1.3-02]"""
     api.put(topic, {"durability": "fsync", "priority": 7})
     api.add(topic, "a", "b")
     api.delete(topic, before_seq=2)
@@ -247,7 +247,7 @@ def _walk(api: Api, prefix: str, page_size: int) -> tuple[list[str], int]:
 def test_following_the_cursor_visits_each_topic_once(
     api: Api, names: Names, page_size: int, pages: int
 ) -> None:
-    """§1.3, §0.7 [1.3-03, 1.3-04, 0.7-03]"""
+    """Contract §1.3, §0.7 [1.3-03, 1.3-04, 0.7-03]"""
     prefix = names("walk")
     made = [f"{prefix}.{n}" for n in ("a", "B", "c", "0", "_", "a:b", "a.b")]
     for name in made:
@@ -258,7 +258,7 @@ def test_following_the_cursor_visits_each_topic_once(
 
 
 def test_the_last_page_has_no_cursor_even_when_it_is_full(api: Api, names: Names) -> None:
-    """§1.3, §0.7 [0.7-03, 1.3-04]"""
+    """Contract §1.3, §0.7 [0.7-03, 1.3-04]"""
     prefix = names("full")
     for number in range(4):
         api.put(f"{prefix}.{number}")
@@ -281,7 +281,7 @@ def test_paging_goes_on_over_topics_made_and_dropped_meanwhile(api: Api, names: 
 
 
 def test_a_page_has_100_topics_by_default(api: Api, names: Names) -> None:
-    """§1.3, §0.7 [0.7-04, 1.3-03]"""
+    """Contract §1.3, §0.7 [0.7-04, 1.3-03]"""
     prefix = names("many")
     for number in range(103):
         api.put(f"{prefix}.{number:03}", {"durability": "ephemeral"})
@@ -295,7 +295,7 @@ def test_a_page_has_100_topics_by_default(api: Api, names: Names) -> None:
 
 
 def test_a_page_size_beyond_the_maximum_yields_no_more_than_1000(api: Api) -> None:
-    """§1.3 [1.3-03, 0.7-04]"""
+    """Contract §1.3 [1.3-03, 0.7-04]"""
     answer = api.topics(page_size=1001)
     if answer.status_code != 200:
         refused(answer, 400, "invalid_request")
@@ -307,19 +307,19 @@ def test_a_page_size_beyond_the_maximum_yields_no_more_than_1000(api: Api) -> No
     "cursor", ["x", "!!!", "e30=", "bnVsbA==", "W10=", "%00", "eyJhZnRlciI6MX0=", "a" * 5000, ""]
 )
 def test_a_corrupt_cursor_is_400(api: Api, cursor: str) -> None:
-    """§1.3 [1.3-05, S-84]"""
+    """Contract §1.3 [1.3-05, S-84]"""
     refused(api.raw("GET", f"/v0/topics?cursor={cursor}"), 400, "invalid_request")
 
 
 def test_a_prefix_that_matches_nothing_gives_an_empty_page(api: Api, names: Names) -> None:
-    """§1.3 [1.3-07]"""
+    """Contract §1.3 [1.3-07]"""
     body = good(api.topics(prefix=names("nobody-has-this")))
     assert body["topics"] == []
     assert "next_cursor" not in body
 
 
 def test_listing_counts_as_interest_only_when_asked(api: Api, topic: str) -> None:
-    """§1.3, S [1.3-06, S-83]"""
+    """Contract §1.3, settled rules [1.3-06, S-83]"""
     api.put(topic)
     api.topics(prefix=topic)
     api.topics(prefix=topic, touch="false")
@@ -329,7 +329,7 @@ def test_listing_counts_as_interest_only_when_asked(api: Api, topic: str) -> Non
 
 
 def test_deleting_a_topic_removes_it_with_its_records(api: Api, topic: str) -> None:
-    """§1.4 [1.4-01]"""
+    """Contract §1.4 [1.4-01]"""
     api.add(topic, 1, 2, tag="t")
     answer = api.drop(topic)
     assert answer.status_code == 200
@@ -345,14 +345,14 @@ def test_deleting_a_topic_removes_it_with_its_records(api: Api, topic: str) -> N
 
 
 def test_a_topic_with_records_survives_if_empty(api: Api, topic: str) -> None:
-    """§1.4 [1.4-03]"""
+    """Contract §1.4 [1.4-03]"""
     api.add(topic, 1)
     refused(api.drop(topic, if_empty=True), 409, "topic_not_empty")
     assert [r["data"] for r in api.read_all(topic)] == [1]
 
 
 def test_an_emptied_topic_goes_with_if_empty(api: Api, names: Names) -> None:
-    """§1.4 [1.4-04]"""
+    """Contract §1.4 [1.4-04]"""
     fresh, emptied = names("fresh"), names("emptied")
     api.put(fresh)
     api.add(emptied, 1, 2)
@@ -364,13 +364,13 @@ def test_an_emptied_topic_goes_with_if_empty(api: Api, names: Names) -> None:
 
 
 def test_if_empty_false_deletes_anyway(api: Api, topic: str) -> None:
-    """§1.4 [1.4-08]"""
+    """Contract §1.4 [1.4-08]"""
     api.add(topic, 1)
     assert good(api.drop(topic, if_empty=False))["deleted"] is True
 
 
 def test_a_topic_made_again_starts_over(api: Api, topic: str) -> None:
-    """§1.4 [1.4-05]"""
+    """Contract §1.4 [1.4-05]"""
     api.put(topic, {"cap_records": 5, "type": "queue"})
     api.add(topic, *range(9))
     api.drop(topic)
@@ -384,7 +384,7 @@ def test_a_topic_made_again_starts_over(api: Api, topic: str) -> None:
 
 
 def test_an_old_cursor_meets_a_recreated_tombstone(api: Api, topic: str) -> None:
-    """§1.4, §3.3, S [1.4-06, 3.3-08, S-39]"""
+    """Contract §1.4, §3.3, settled rules [1.4-06, 3.3-08, S-39]"""
     api.add(topic, *range(10))
     api.drop(topic)
     api.add(topic, "new-1", "new-2")
@@ -399,7 +399,7 @@ def test_an_old_cursor_meets_a_recreated_tombstone(api: Api, topic: str) -> None
 
 
 def test_last_write_time_is_the_commit_time_of_the_last_record(api: Api, topic: str) -> None:
-    """§1.2 [1.2-06]"""
+    """Contract §1.2 [1.2-06]"""
     api.add(topic, 1)
     time.sleep(0.02)
     api.add(topic, 2)

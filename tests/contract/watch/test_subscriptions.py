@@ -70,7 +70,7 @@ def _pages(frames: list[Frame]) -> list[Records]:
 def test_from_the_start_everything_comes_and_then_caught_up(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """§7.2, §7.5 [7.2-03, 7.5-02, 7.5-06, 7-ws-10, 7-ws-11]"""
+    """Contract §7.2, §7.5 [7.2-03, 7.5-02, 7.5-06, 7-ws-10, 7-ws-11]"""
     api.add(topic, *range(10))
     follower = follow({topic: {}})
     assert follower.answered == {topic: {"from_seq": 0, "head_seq": 10, "earliest_seq": 1}}
@@ -87,7 +87,7 @@ def test_from_the_start_everything_comes_and_then_caught_up(
 def test_from_a_seq_only_later_records_come(
     api: Api, topic: str, follow: Follow, from_seq: int, first: int
 ) -> None:
-    """§7.2 [7.2-03, 7-ws-04, 7-ws-05]"""
+    """Contract §7.2 [7.2-03, 7-ws-04, 7-ws-05]"""
     api.add(topic, *range(10))
     follower = follow({topic: {"from_seq": from_seq}})
     assert follower.answered[topic]["from_seq"] == from_seq
@@ -96,7 +96,7 @@ def test_from_a_seq_only_later_records_come(
 
 
 def test_at_the_head_nothing_comes_but_caught_up(api: Api, topic: str, follow: Follow) -> None:
-    """§7.2, §7.5 [7.2-03, 7.5-06]"""
+    """Contract §7.2, §7.5 [7.2-03, 7.5-06]"""
     api.add(topic, *range(10))
     follower = follow({topic: {"from_seq": 10}})
     assert follower.frame() == CaughtUp(topic, 10)
@@ -105,7 +105,7 @@ def test_at_the_head_nothing_comes_but_caught_up(api: Api, topic: str, follow: F
 
 @pytest.mark.parametrize("options", [{"tail": True}, {"tail": True, "from_seq": 3}])
 def test_tail_starts_at_the_head(api: Api, topic: str, follow: Follow, options: Json) -> None:
-    """§7.2 [7.2-04, 7.2-12]"""
+    """Contract §7.2 [7.2-04, 7.2-12]"""
     api.add(topic, *range(10))
     follower = follow({topic: options})
     assert follower.answered[topic] == {"from_seq": 10, "head_seq": 10, "earliest_seq": 1}
@@ -116,7 +116,7 @@ def test_tail_starts_at_the_head(api: Api, topic: str, follow: Follow, options: 
 
 
 def test_an_empty_topic_is_caught_up_at_once(api: Api, topic: str, follow: Follow) -> None:
-    """§7.5 [7.5-06]"""
+    """Contract §7.5 [7.5-06]"""
     api.put(topic)
     follower = follow({topic: {}})
     assert follower.answered[topic]["head_seq"] == 0
@@ -210,7 +210,7 @@ def test_two_readers_do_not_disturb_each_other(api: Api, topic: str, follow: Fol
 
 
 def test_limit_bounds_the_records_of_a_frame(api: Api, topic: str, follow: Follow) -> None:
-    """§7.2 [7.2-05]"""
+    """Contract §7.2 [7.2-05]"""
     api.append(topic, [{"data": n} for n in range(600)])
     plain = follow({topic: {}})
     pages = _pages(plain.drained())
@@ -282,7 +282,7 @@ def large_topic(api: Api) -> Iterator[str]:
 def test_the_answer_has_the_requested_fields(
     api: Api, topic: str, follow: Follow, tags: bool | None, meta: bool | None, data: bool | None
 ) -> None:
-    """§7.2, §7.5 [7.2-08, 7.2-09, 7.5-03]"""
+    """Contract §7.2, §7.5 [7.2-08, 7.2-09, 7.5-03]"""
     api.append(
         topic,
         [
@@ -308,8 +308,8 @@ def test_the_answer_has_the_requested_fields(
 
 
 def test_values_come_byte_for_byte(api: Api, topic: str, carrier: str, follow: Follow) -> None:
-    """§0.3, §7.5, S: that includes white space and line ends inside a value. [S-01, S-02, S-03,
-    7.5-10]
+    """§0.3, §7.5, settled rules: that includes white space and line ends inside a value. [S-01,
+    S-02, S-03, 7.5-10]
 
     An event stream has no carriage returns in its data: its reader gets a line feed for each line
     end, so between the parts of a value (nowhere else can one stand) CR LF arrives as LF.
@@ -335,7 +335,7 @@ def test_values_come_byte_for_byte(api: Api, topic: str, carrier: str, follow: F
 
 
 def test_meta_tag_and_node_come_as_the_same_text(api: Api, topic: str, follow: Follow) -> None:
-    """§0.4, S [S-01]"""
+    """Contract §0.4, settled rules [S-01]"""
     texts = ("a", "ä水😀", 'quote"\\', "tab\t", "\u2028", "</x>", " ")
     api.append(
         topic, [{"data": text, "tag": text, "node": text, "meta": {text: text}} for text in texts]
@@ -391,7 +391,7 @@ def test_several_nodes_can_be_left_out(api: Api, topic: str, follow: Follow) -> 
 def test_a_cursor_below_the_floor_gets_a_tombstone_on_connect(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """§7.5 [7.5-04, 7.5-05, S-48, S-37]"""
+    """Contract §7.5 [7.5-04, 7.5-05, S-48, S-37]"""
     earliest = _evicted(api, topic)
     follower = follow({topic: {}})
     assert follower.answered[topic] == {"from_seq": 0, "head_seq": 20, "earliest_seq": earliest}
@@ -404,7 +404,7 @@ def test_a_cursor_below_the_floor_gets_a_tombstone_on_connect(
 
 
 def test_the_gap_starts_after_the_cursor(api: Api, topic: str, follow: Follow) -> None:
-    """§7.5 [7.5-04, 7.5-05]"""
+    """Contract §7.5 [7.5-04, 7.5-05]"""
     earliest = _evicted(api, topic)
     for cursor in (3, earliest - 2):
         follower = follow({topic: {"from_seq": cursor}})
@@ -418,7 +418,7 @@ def test_the_gap_starts_after_the_cursor(api: Api, topic: str, follow: Follow) -
 
 
 def test_expired_records_give_a_tombstone_on_connect(api: Api, topic: str, follow: Follow) -> None:
-    """§7.5 [7.5-04, 7.5-05]"""
+    """Contract §7.5 [7.5-04, 7.5-05]"""
     api.put(topic, {"ttl_ms": 300})
     api.add(topic, 1, 2, 3)
     eventually(lambda: bool(api.get_state(topic)["earliest_seq"] == 4), "they expired")
@@ -433,7 +433,7 @@ def test_expired_records_give_a_tombstone_on_connect(api: Api, topic: str, follo
 
 
 def test_a_loss_by_cap_and_by_age_is_one_gap(api: Api, topic: str, follow: Follow) -> None:
-    """§7.5, S [7.5-04, 7.5-05, S-37]"""
+    """Contract §7.5, settled rules [7.5-04, 7.5-05, S-37]"""
     api.put(topic, {"cap_records": 5, "ttl_ms": 400})
     api.add(topic, *range(5))
     api.add(topic, *range(5))
@@ -483,7 +483,7 @@ def test_a_reader_that_lags_hears_of_each_loss_in_its_place(
 
 
 def test_deletes_are_silent(api: Api, topic: str, follow: Follow) -> None:
-    """§5, §7.5, S [7.5-05, S-48]"""
+    """Contract §5, §7.5, settled rules [7.5-05, S-48]"""
     api.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(10)])
     api.delete(topic, before_seq=4)
     api.delete(topic, match="t1")
@@ -503,7 +503,7 @@ def test_deletes_are_silent(api: Api, topic: str, follow: Follow) -> None:
 def test_a_topic_emptied_by_deletes_is_caught_up_in_silence(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """§5, S [S-48]"""
+    """Contract §5, settled rules [S-48]"""
     api.add(topic, *range(10))
     api.delete(topic, before_seq=11)
     assert follow({topic: {}}).frame() == CaughtUp(topic, 10)
@@ -525,7 +525,7 @@ def test_the_gap_reaches_the_first_live_record_over_deletes(
 def test_a_cursor_above_the_head_is_of_a_topic_that_was_recreated(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """§7.5, S: the reader gets the new log from its start. [7.5-04, S-39]"""
+    """§7.5, settled rules: the reader gets the new log from its start. [7.5-04, S-39]"""
     api.add(topic, *range(20))
     api.drop(topic)
     api.add(topic, "a", "b")
@@ -544,7 +544,7 @@ def test_a_cursor_above_the_head_is_of_a_topic_that_was_recreated(
 def test_an_idle_reader_hears_at_once_that_a_topic_is_gone(
     api: Api, names: Names, follow: Follow
 ) -> None:
-    """§7.5, S: the reader continues with the other topics. [7.5-08, S-50, 7-ws-11]"""
+    """§7.5, settled rules: the reader continues with the other topics. [7.5-08, S-50, 7-ws-11]"""
     gone, stays = names("gone"), names("stays")
     api.add(gone, *range(12))
     api.add(stays, 1)
@@ -578,7 +578,7 @@ def test_a_topic_that_comes_back_is_not_followed_on_the_same_connection(
 def test_a_topic_deleted_in_the_middle_of_its_backlog_ends_there(
     api: Api, names: Names, follow: Follow
 ) -> None:
-    """§7.5 [7.5-08]"""
+    """Contract §7.5 [7.5-08]"""
     gone, stays = names("gone"), names("stays")
     for _ in range(10):
         api.append(gone, [{"data": "x" * 2000}] * 1000)
@@ -609,7 +609,7 @@ def test_a_new_configuration_ends_nothing(api: Api, topic: str, follow: Follow) 
 def test_topics_of_every_class_are_followed(
     api: Api, topic: str, follow: Follow, durability: str
 ) -> None:
-    """§0.10, §7 [7-01]"""
+    """Contract §0.10, §7 [7-01]"""
     api.put(topic, {"durability": durability})
     api.add(topic, 1)
     follower = follow({topic: {}})
@@ -642,7 +642,7 @@ def test_a_long_backlog_does_not_starve_a_live_topic(
 def test_strong_waits_for_the_sync_and_eventual_does_not(
     own: NewServer, names: Names, carrier: str, clients: Clients
 ) -> None:
-    """§7.2, S [7.2-10, S-18]"""
+    """Contract §7.2, settled rules [7.2-10, S-18]"""
     api = own(TOPICS_WAL_FSYNC_INTERVAL_MS="1000").start()
     disk, ephemeral = names("disk"), names("ephemeral")
     api.put(disk)
@@ -670,7 +670,7 @@ def test_strong_waits_for_the_sync_and_eventual_does_not(
 def test_strong_delivers_synced_records_and_those_a_durable_append_syncs(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """§7.2, S [S-18, 7.2-10]"""
+    """Contract §7.2, settled rules [S-18, 7.2-10]"""
     api.put(topic, {"durability": "fsync"})
     api.add(topic, *range(10))
     follower = follow({topic: {}}, consistency="strong")

@@ -1,6 +1,6 @@
 """§7, §0.5: malformed sessions, streams, commands and frames: a clear refusal, and nothing leaks.
 
-These are the requirements of issue 5 for bad input. After each case the gauges of streams and
+After each case the gauges of streams and
 sessions are what they were before. Requests and frames are sent as bytes; `{t}` is a topic with
 three records, `{a}` one that does not exist. Clients that vanish or stall are at the end.
 """
@@ -295,7 +295,7 @@ def _filled(text: bytes, standing: str, absent: str) -> bytes:
 def test_a_malformed_session_is_refused_and_takes_no_slot(
     api: Api, standing: str, names: Names, case: Bad
 ) -> None:
-    """§7.2, §0.5 [7.2-13, 7.2-01, 7.2-10, 7.2-14, 0.5-01, S-20, S-21, 8.3-06]"""
+    """Contract §7.2, §0.5 [7.2-13, 7.2-01, 7.2-10, 7.2-14, 0.5-01, S-20, S-21, 8.3-06]"""
     absent = names("absent")
     body = _filled(case.body, standing, absent)
     before = gauges(api)
@@ -337,7 +337,7 @@ WIDS: Final = (
 
 @pytest.mark.parametrize("wid", WIDS)
 def test_a_malformed_wid_is_404(api: Api, wid: str) -> None:
-    """§7.7, S [S-36, 7.7-03]"""
+    """Contract §7.7, settled rules [S-36, 7.7-03]"""
     before = gauges(api)
     answer = api.raw("GET", f"/v0/watch/{wid}", headers=["Accept: text/event-stream"])
     refused(answer, 404, "not_found")
@@ -348,7 +348,7 @@ def test_a_malformed_wid_is_404(api: Api, wid: str) -> None:
     "target", ["/v0/watch/", "/v0/watch/a/b", "/v0/watches", "/v0/ws/", "/v0/ws/x"]
 )
 def test_paths_beside_them_are_404(api: Api, target: str) -> None:
-    """§0.6, S [S-22]"""
+    """Contract §0.6, settled rules [S-22]"""
     refused(api.raw("GET", target), 404, "not_found")
 
 
@@ -496,8 +496,8 @@ def socket_of_all(api: Api) -> Iterator[WsClient]:
 def test_a_refused_command_is_answered_and_the_socket_stays(
     api: Api, standing: str, names: Names, socket_of_all: WsClient, case: Bad
 ) -> None:
-    """§7-ws, S: the answer has the code, a message, and the id if it could be read. [7-ws-12, S-54,
-    S-55, S-21]
+    """§7-ws, settled rules: the answer has the code, a message, and the id if it could be read.
+    [7-ws-12, S-54, S-55, S-21]
     """
     absent = names("absent")
     text = _filled(case.body, standing, absent)

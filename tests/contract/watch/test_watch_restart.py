@@ -1,4 +1,4 @@
-"""§7.1, S: sessions, ids and streams over a clean stop and over `kill -9`."""
+"""§7.1, settled rules: sessions, ids and streams over a clean stop and over `kill -9`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def later(
 
 
 def test_sessions_come_back_without_their_streams(later: Later) -> None:
-    """S, §8.3 [S-64, 8.3-06, 7.1-01]"""
+    """Contract §8.3, settled rules [S-64, 8.3-06, 7.1-01]"""
     assert gauges(later.api) == (0, len(later.session))
 
 
@@ -141,7 +141,7 @@ def test_a_plain_event_source_goes_on_exactly(later: Later, clients: Clients) ->
 
 
 def test_a_session_that_never_streamed_starts_where_it_said(later: Later, clients: Clients) -> None:
-    """S, §7.4 [S-64, 7.4-04]"""
+    """Contract §7.4, settled rules [S-64, 7.4-04]"""
     follower = later.session["unused"].of(clients).stream(later.api)
     follower.drained()
     assert follower.seqs(later.topic["still"]) == [6, 7, 8, 9, 10]
@@ -221,7 +221,9 @@ def test_sessions_expire_over_a_restart_too(own: NewServer, names: Names, client
 def test_a_clean_stop_ends_streams_at_once_and_closes_sockets(
     own: NewServer, names: Names, clients: Clients
 ) -> None:
-    """§7, S: so clients reconnect by themselves; a WebSocket is closed with 1001. [S-56, 7.3-03]"""
+    """§7, settled rules: so clients reconnect by themselves; a WebSocket is closed with 1001.
+    [S-56, 7.3-03]
+    """
     server = own()
     api = server.start()
     topic = names("d")

@@ -171,7 +171,9 @@ def test_a_padded_or_spaced_id_is_garbage_or_an_id_but_loses_nothing(
 def test_a_second_session_from_the_last_id_loses_and_repeats_nothing(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7.7, S: that holds for the id of any frame, while records come. [7.7-01, S-66, 0.7-05]"""
+    """§7.7, settled rules: that holds for the id of any frame, while records come. [7.7-01, S-66,
+    0.7-05]
+    """
     first, second = names("s"), names("s")
     for name in (first, second):
         api.put(name)
@@ -264,7 +266,7 @@ def test_a_topic_recreated_between_streams_is_reported(
 def test_a_topic_recreated_after_its_reported_end_is_reported(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """S, §7.5 [S-52, 7.5-08]"""
+    """Contract §7.5, settled rules [S-52, 7.5-08]"""
     api.add(topic, *range(10))
     session = clients.session(api, {topic: {}})
     first = session.stream(api)
@@ -338,8 +340,8 @@ def test_a_recreated_topic_that_lost_records_says_where_it_starts(
 def test_a_topic_deleted_between_streams_is_reported_at_once(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7.5, S: each stream reports it as long as the topic is missing; the other topics continue.
-    [7.5-08, S-50]
+    """§7.5, settled rules: each stream reports it as long as the topic is missing; the other topics
+    continue. [7.5-08, S-50]
     """
     gone, stays = names("gone"), names("stays")
     api.add(gone, *range(10))

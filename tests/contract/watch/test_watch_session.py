@@ -35,7 +35,7 @@ def _post(api: Api, topics: object, **fields: object) -> Json:
 
 
 def test_the_answer_is_complete(api: Api, names: Names) -> None:
-    """§7.2 [7.2-11, 7.2-03, 7.2-04, 7.2-12, 7-02, 9-03]"""
+    """Contract §7.2 [7.2-11, 7.2-03, 7.2-04, 7.2-12, 7-02, 9-03]"""
     jobs, events, audit = names("jobs"), names("events"), names("audit")
     api.add(jobs, *range(30))
     api.add(events, *range(20))
@@ -106,7 +106,7 @@ def test_unknown_fields_and_an_absent_body_option_do_no_harm(api: Api, topic: st
 
 
 def test_an_unknown_topic_is_404_and_no_session(api: Api, names: Names) -> None:
-    """§7.2 [7.2-14]"""
+    """Contract §7.2 [7.2-14]"""
     known, unknown = names("known"), names("unknown")
     api.put(known)
     before = gauges(api)
@@ -129,7 +129,7 @@ def test_lenient_leaves_unknown_topics_out(api: Api, names: Names, clients: Clie
 
 
 def test_without_lenient_or_with_false_it_is_strict(api: Api, names: Names) -> None:
-    """§7.2 [7.2-14]"""
+    """Contract §7.2 [7.2-14]"""
     body: Json = {"topics": {names("unknown"): {}}}
     for query in ("", "?lenient=false"):
         refused(api.http.post(f"/v0/watch{query}", json=body), 404, "topic_not_found")
@@ -138,7 +138,7 @@ def test_without_lenient_or_with_false_it_is_strict(api: Api, names: Names) -> N
 
 
 def test_256_topics_are_taken_and_257_refused(api: Api, topic: str, clients: Clients) -> None:
-    """§7.2 [7.2-01, 7.2-13, S-13]"""
+    """Contract §7.2 [7.2-01, 7.2-13, S-13]"""
     many = [f"{topic}.{number}" for number in range(257)]
     for name in many:
         api.put(name)
@@ -153,7 +153,7 @@ def test_256_topics_are_taken_and_257_refused(api: Api, topic: str, clients: Cli
 
 
 def test_the_number_of_topics_is_a_setting(own: NewServer, names: Names) -> None:
-    """§7.2, S [7.2-01, S-13]"""
+    """Contract §7.2, settled rules [7.2-01, S-13]"""
     api = own(TOPICS_MAX_WATCH_TOPICS="2").start()
     three = [names("t") for _ in range(3)]
     for name in three:
@@ -167,7 +167,7 @@ def test_the_number_of_topics_is_a_setting(own: NewServer, names: Names) -> None
 
 
 def test_a_session_without_a_stream_is_reclaimed(small: Api, topic: str) -> None:
-    """§7.1, §7.7 [7.1-02, 7.7-03, 11-14]"""
+    """Contract §7.1, §7.7 [7.1-02, 7.7-03, 11-14]"""
     small.put(topic)
     body = _post(small, {topic: {}})
     assert body["session_ttl_ms"] == SESSION_TTL_MS
@@ -179,7 +179,7 @@ def test_a_session_without_a_stream_is_reclaimed(small: Api, topic: str) -> None
 def test_a_stream_keeps_its_session_and_its_end_starts_the_time(
     small: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.1 [7.1-03, 7.1-02]"""
+    """Contract §7.1 [7.1-03, 7.1-02]"""
     small.add(topic, 1)
     session = clients.session(small, {topic: {}})
     first = session.stream(small)
@@ -199,7 +199,7 @@ def test_a_stream_keeps_its_session_and_its_end_starts_the_time(
 def test_sessions_are_capped_and_expired_ones_make_room(
     small: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.1, §11 [11-04, 11-12, 11-14, 7.1-02, 8.3-06]"""
+    """Contract §7.1, §11 [11-04, 11-12, 11-14, 7.1-02, 8.3-06]"""
     small.put(topic)
     eventually(lambda: gauges(small)[0] == 0, "no stream from before")
     time.sleep(SESSION_TTL_MS / 1000 + 0.1)
@@ -222,7 +222,9 @@ def test_sessions_are_capped_and_expired_ones_make_room(
 def test_a_cursor_sets_the_positions_it_names(
     api: Api, names: Names, clients: Clients, others: Json
 ) -> None:
-    """§0.7, S: an id seen before takes precedence over from_seq and tail. [S-66, 0.7-05]"""
+    """§0.7, settled rules: an id seen before takes precedence over from_seq and tail. [S-66,
+    0.7-05]
+    """
     first, second = names("c"), names("c")
     for name in (first, second):
         api.add(name, *range(10))
@@ -247,7 +249,7 @@ def test_heartbeats_out_of_range_are_clamped(api: Api, topic: str, clients: Clie
 
 
 def test_sessions_are_counted(own: NewServer) -> None:
-    """§8.3 [8.3-06, 7.1-01]"""
+    """Contract §8.3 [8.3-06, 7.1-01]"""
     # Sessions of other tests would expire meanwhile.
     api, topic = own().start(), "counted"
     api.put(topic)

@@ -37,7 +37,7 @@ Names = Callable[[str], str]
 
 
 def test_the_head_is_exactly_this(api: Api, topic: str, clients: Clients) -> None:
-    """§7.3 [7.3-01, 7.1-07, 7-02, 9-03]"""
+    """Contract §7.3 [7.3-01, 7.1-07, 7-02, 9-03]"""
     api.put(topic)
     stream = clients.session(api, {topic: {}}).stream(api).stream
     assert stream.head.split(b"\r\n")[0] == b"HTTP/1.1 200 OK"
@@ -53,7 +53,7 @@ def test_the_head_is_exactly_this(api: Api, topic: str, clients: Clients) -> Non
 
 
 def test_the_bytes_of_a_stream_are_exactly_these(api: Api, topic: str, clients: Clients) -> None:
-    """§7.5 [7.5-01, 7.5-02, 7.5-03, 7.4-01]"""
+    """Contract §7.5 [7.5-01, 7.5-02, 7.5-03, 7.4-01]"""
     # The test sends text, because libraries print a dict differently and the bytes must come back
     # unchanged.
     sent = b'{"records":[{"data":{"a":1},"tag":"t","node":"n","meta":{"m":1}},{"data":2}]}'
@@ -79,7 +79,7 @@ def test_the_bytes_of_a_stream_are_exactly_these(api: Api, topic: str, clients: 
 def test_tombstone_and_topic_deleted_are_exactly_these(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.5 [7.5-04, 7.5-08, 7.4-01]"""
+    """Contract §7.5 [7.5-04, 7.5-08, 7.4-01]"""
     api.put(topic, {"cap_records": 1})
     for number in range(3):
         api.add(topic, number)
@@ -101,7 +101,7 @@ def test_tombstone_and_topic_deleted_are_exactly_these(
 
 
 def test_retry_is_sent_once_and_first(api: Api, topic: str, clients: Clients) -> None:
-    """§7.5 [7.5-01]"""
+    """Contract §7.5 [7.5-01]"""
     api.put(topic)
     session = clients.session(api, {topic: {}})
     for number in range(3):
@@ -117,7 +117,7 @@ def test_retry_is_sent_once_and_first(api: Api, topic: str, clients: Clients) ->
 def test_line_ends_inside_a_value_never_break_a_frame(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.5, S: each line of the value is a data line. [7.5-10, S-01]"""
+    """§7.5, settled rules: each line of the value is a data line. [7.5-10, S-01]"""
     value = b'{\n"id": 1,\r\n"event":\r"x",\n\n"data": [\r\r]\n}'
     body = b'{"records":[{"data":' + value + b',"meta":{\n"a":\n1}}]}'
     assert api.raw("POST", f"/v0/topics/{topic}", body, ["Content-Type: application/json"]).status
@@ -185,7 +185,7 @@ def test_own_records_move_the_id_in_silence(api: Api, names: Names, clients: Cli
 
 
 def test_every_frame_is_flushed_at_once(api: Api, topic: str, clients: Clients) -> None:
-    """§7.3 [7.3-02]"""
+    """Contract §7.3 [7.3-02]"""
     api.put(topic)
     follower = clients.session(api, {topic: {}}, heartbeat_ms=60_000).stream(api)
     follower.drained()
@@ -205,7 +205,7 @@ def test_every_frame_is_flushed_at_once(api: Api, topic: str, clients: Clients) 
 def test_an_idle_stream_beats_and_data_suppresses_it(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7.5, §7.6, S [7.5-07, S-51, 7.2-07]"""
+    """Contract §7.5, §7.6, settled rules [7.5-07, S-51, 7.2-07]"""
     idle, busy = names("idle"), names("busy")
     api.put(idle)
     api.put(busy)
@@ -243,7 +243,7 @@ def test_an_idle_stream_beats_and_data_suppresses_it(
 def test_a_long_id_is_a_token_that_resumes_by_itself(
     api: Api, topic: str, clients: Clients, count: int, width: int
 ) -> None:
-    """§7.4, S: above 64 topics, or 2 KiB of id. [S-67, 7.4-02, S-66, 0.7-05, 7.7-01]"""
+    """§7.4, settled rules: above 64 topics, or 2 KiB of id. [S-67, 7.4-02, S-66, 0.7-05, 7.7-01]"""
     many = [f"{topic}.{number}".ljust(width, "x") for number in range(count)]
     for number, name in enumerate(many):
         api.add(name, *range(number % 4 + 1))
@@ -272,7 +272,7 @@ def test_a_long_id_is_a_token_that_resumes_by_itself(
 
 
 def test_64_short_names_are_still_a_map(api: Api, topic: str, clients: Clients) -> None:
-    """§7.4 [7.4-02, S-67]"""
+    """Contract §7.4 [7.4-02, S-67]"""
     short = [f"{topic[-6:].strip('-')}.{number}" for number in range(64)]
     for name in short:
         api.put(name)
@@ -303,7 +303,7 @@ def test_64_short_names_are_still_a_map(api: Api, topic: str, clients: Clients) 
     ],
 )
 def test_these_accept_a_stream(api: Api, topic: str, clients: Clients, accept: str | None) -> None:
-    """S, §7.7 [S-57]"""
+    """Contract §7.7, settled rules [S-57]"""
     api.put(topic)
     stream = clients.session(api, {topic: {}}).stream(api, accept=accept)
     assert stream.frame() == CaughtUp(topic, 0)
@@ -324,7 +324,7 @@ def test_these_accept_a_stream(api: Api, topic: str, clients: Clients, accept: s
     ],
 )
 def test_these_exclude_a_stream(api: Api, topic: str, clients: Clients, accept: str) -> None:
-    """§0.6, §7.7 [0.6-06, 7.7-04]"""
+    """Contract §0.6, §7.7 [0.6-06, 7.7-04]"""
     api.put(topic)
     before = gauges(api)[0]
     url = clients.session(api, {topic: {}}).answer["stream_url"]
@@ -357,7 +357,7 @@ def test_a_second_stream_takes_the_session_over(api: Api, topic: str, clients: C
 
 
 def test_many_take_overs_leave_one_stream(api: Api, topic: str, clients: Clients) -> None:
-    """S [S-19, 8.3-06]"""
+    """Settled rules of the contract [S-19, 8.3-06]"""
     api.put(topic)
     before = gauges(api)[0]
     session = clients.session(api, {topic: {}})
@@ -373,7 +373,7 @@ def test_many_take_overs_leave_one_stream(api: Api, topic: str, clients: Clients
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_a_stream_accepts_only_get(api: Api, topic: str, clients: Clients, method: str) -> None:
-    """§0.6, §7.3 [0.6-05]"""
+    """Contract §0.6, §7.3 [0.6-05]"""
     api.put(topic)
     before = gauges(api)
     url = clients.session(api, {topic: {}}).answer["stream_url"]
@@ -402,7 +402,7 @@ def test_a_head_of_a_stream_opens_none(api: Api, topic: str, clients: Clients) -
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
 def test_a_session_accepts_only_post(api: Api, method: str) -> None:
-    """§0.6, §7.2 [0.6-05]"""
+    """Contract §0.6, §7.2 [0.6-05]"""
     answer = api.raw(method, "/v0/watch", b"{}" if method[0] == "P" else b"")
     refused(answer, 405, "method_not_allowed")
     assert "POST" in answer.headers["allow"]
@@ -411,7 +411,7 @@ def test_a_session_accepts_only_post(api: Api, method: str) -> None:
 def test_streams_and_sockets_are_capped_and_the_end_of_one_makes_room(
     own: NewServer, topic: str, clients: Clients
 ) -> None:
-    """§7.7, §7-ws, §11 [7.7-05, 7-ws-03, 11-05, 11-12, 11-15, 8.3-06]"""
+    """Contract §7.7, §7-ws, §11 [7.7-05, 7-ws-03, 11-05, 11-12, 11-15, 8.3-06]"""
     api = own(TOPICS_MAX_SSE_CONNECTIONS="2").start()
     api.put(topic)
     session = clients.session(api, {topic: {}})
@@ -451,7 +451,7 @@ def test_streams_and_sockets_are_capped_and_the_end_of_one_makes_room(
 
 
 def test_an_unknown_wid_is_404(api: Api, topic: str, clients: Clients) -> None:
-    """§7.7, S [7.7-03, S-36]"""
+    """Contract §7.7, settled rules [7.7-03, S-36]"""
     api.put(topic)
     wid = clients.session(api, {topic: {}}).wid
     last = "A" if wid[-1] != "A" else "Q"

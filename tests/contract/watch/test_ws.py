@@ -77,7 +77,7 @@ def test_subscribe_to_one_topic(api: Api, topic: str, clients: Clients) -> None:
 
 
 def test_a_tombstone_has_exactly_these_fields(api: Api, topic: str, clients: Clients) -> None:
-    """§7-ws [7-ws-11]"""
+    """Contract §7-ws [7-ws-11]"""
     api.put(topic, {"cap_records": 1})
     for number in range(3):
         api.add(topic, number)
@@ -182,7 +182,7 @@ def test_a_second_subscription_of_a_topic_replaces_the_first(
 def test_a_topic_that_came_back_can_be_followed_again(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.5, §7-ws [7-ws-11, 7.5-08]"""
+    """Contract §7.5, §7-ws [7-ws-11, 7.5-08]"""
     api.add(topic, "old")
     ws = clients.ws(api)
     ws.ask(op="subscribe", topic=topic)
@@ -219,7 +219,7 @@ def test_publish_appends_and_is_acknowledged(api: Api, topic: str, clients: Clie
 
 
 def test_seqs_are_listed_on_request(api: Api, topic: str, clients: Clients) -> None:
-    """§7-ws [7-ws-08]"""
+    """Contract §7-ws [7-ws-08]"""
     ws = clients.ws(api)
     records = [{"data": n} for n in range(3)]
     assert ws.ask(op="publish", topic=topic, records=records, return_seqs=True)["seqs"] == [1, 2, 3]
@@ -264,7 +264,7 @@ def test_a_repeated_idempotency_key_appends_nothing(api: Api, topic: str, client
 
 
 def test_a_full_topic_refuses_a_publish(api: Api, topic: str, clients: Clients) -> None:
-    """§0.10, §7-ws [7-ws-12, 7-ws-01]"""
+    """Contract §0.10, §7-ws [7-ws-12, 7-ws-01]"""
     api.put(topic, {"cap_records": 2, "discard": "reject"})
     ws = clients.ws(api)
     refusal = ws.ask(op="publish", request_id="p", topic=topic, records=[{"data": 1}] * 3)
@@ -273,7 +273,7 @@ def test_a_full_topic_refuses_a_publish(api: Api, topic: str, clients: Clients) 
 
 
 def test_payloads_are_stored_byte_for_byte(api: Api, topic: str, clients: Clients) -> None:
-    """S, §7-ws [S-01, S-02, 7-ws-01]"""
+    """Contract §7-ws, settled rules [S-01, S-02, 7-ws-01]"""
     value = '{ "a" :\t[ 1e400 ,\r\n 9007199254740993 ] , "a": "ä\\u0041" }'
     ws = clients.ws(api)
     ws.send_text(
@@ -341,7 +341,7 @@ def test_a_publisher_that_listens_gets_its_ack_and_its_record_once_each(
 
 
 def test_ping_is_answered(api: Api, clients: Clients) -> None:
-    """S, §7-ws [7-ws-09, S-53, S-55]"""
+    """Contract §7-ws, settled rules [7-ws-09, S-53, S-55]"""
     ws = clients.ws(api)
     ws.send(op="ping", request_id="ping-1")
     assert ws.frame() == {"op": "pong", "request_id": "ping-1"}
@@ -388,7 +388,7 @@ def test_many_commands_at_once_are_all_answered(api: Api, clients: Clients) -> N
 
 
 def test_one_command_may_wait_at_a_time(own: NewServer, topic: str, clients: Clients) -> None:
-    """§7-ws, S: a setting limits the waiting commands; none is lost. [S-13, 7-ws-14]"""
+    """§7-ws, settled rules: a setting limits the waiting commands; none is lost. [S-13, 7-ws-14]"""
     api = own(TOPICS_MAX_WS_COMMANDS="1").start()
     api.put(topic, {"durability": "fsync"})
     ws = clients.ws(api)
@@ -464,7 +464,7 @@ def test_a_socket_that_is_closed_with_subscriptions_leaves_nothing(
 
 
 def test_a_binary_frame_is_an_error_and_the_socket_stays(api: Api, clients: Clients) -> None:
-    """S [S-54]"""
+    """Settled rules of the contract [S-54]"""
     raw = clients.raw_ws(api)
     raw.send(BINARY, b'{"op":"ping"}')
     opcode, text = raw.frame()

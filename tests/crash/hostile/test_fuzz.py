@@ -1,4 +1,4 @@
-"""Issue 8, must-show 2: randomly changed requests never cause a 500, and nothing in the server
+"""Randomly changed requests never cause a 500, and nothing in the server
 grows.
 
 `./run test-crash tests/crash/hostile/test_fuzz.py --fuzz 50000 --seed 7`; the seed of a failure is

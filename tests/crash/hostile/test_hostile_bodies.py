@@ -1,4 +1,4 @@
-"""Issue 21, must-show 2: hostile bodies of every kind, through every route, with either key.
+"""Hostile bodies of every kind, through every route, with either key.
 
 The short form: 6 MB, every kind, plain and as gzip. It checks the answers and their memory; times
 are only printed (`-rP`), because a busy machine makes them meaningless. The long form: `python -m

@@ -1,4 +1,4 @@
-"""Issue 8, must-show 4: slow, silent and never-reading clients do a well-behaved one no harm.
+"""Slow, silent and never-reading clients do a well-behaved one no harm.
 
 A real server with short timeouts, and few files in the cap's test. Each kind of crowd is held for a
 while beside one honest writer; its p99 with and without them is printed (`-rP`), memory is bounded,

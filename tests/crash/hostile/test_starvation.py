@@ -1,4 +1,4 @@
-"""Issue 21, must-show 5: beside a flood on one topic, low-rate writers of every topic are served.
+"""Beside a flood on one topic, low-rate writers of every topic are served.
 
 A real server; closed-loop connections append to one urgent topic as fast as they get answers.
 Twenty clients append every 50 ms to topics of every priority. Each of their appends is acknowledged

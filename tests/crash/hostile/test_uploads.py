@@ -1,4 +1,4 @@
-"""Issue 21, must-show 4: stalled uploads of one key cost bounded memory and no time of others.
+"""Stalled uploads of one key cost bounded memory and no time of others.
 
 A real server with two keys and a budget for bodies being received. One key begins many large
 uploads and never ends them; refused ones start again. A client of another key appends small records

@@ -1,4 +1,4 @@
-"""Issue 21, build 1: the replay of large hostile appends is bounded, in loop time and in memory.
+"""The replay of large hostile appends is bounded, in loop time and in memory.
 
 A real server with high limits accepts large appends of a hostile kind, to a topic and to streams,
 and is killed. The next start must read them all from its journal. Meanwhile it answers probes: no

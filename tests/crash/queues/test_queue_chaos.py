@@ -1,4 +1,4 @@
-"""Issue 6, must-show 3 and 4: killed processes, no job lost or acked twice; fair shares."""
+"""Killed processes, no job lost or acked twice; fair shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 7, must-show 3: routers of a killed server; no record lost, doubled or back after its
+"""Routers of a killed server; no record lost, doubled or back after its
 delete.
 """
 

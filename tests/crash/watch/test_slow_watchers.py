@@ -1,4 +1,4 @@
-"""Issue 5, must-show 4: unread sockets and streams without news cost almost nothing.
+"""Unread sockets and streams without news cost almost nothing.
 
 A real server with short timeouts. Loud topic: written at a steady rate, watched by sockets that are
 never read and by one that is. Quiet topic: small appends, timed on their way to ten watchers

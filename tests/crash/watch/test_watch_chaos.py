@@ -1,4 +1,4 @@
-"""Issue 5, must-show 3: whatever happens, a watcher's history equals a fold over diffs."""
+"""Whatever happens, a watcher's history equals a fold over diffs."""
 
 from __future__ import annotations
 

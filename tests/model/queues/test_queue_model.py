@@ -2,7 +2,7 @@
 
 The plain model has no heap, bucket or cursor: it examines every job each time. Entries come as from
 commits and recovery: staged, then applied or undone, then replayed if a snapshot, which is taken in
-pieces meanwhile, does not have them. Invariants (issue 6): a job has at most one live lease; an
+pieces meanwhile, does not have them. Invariants: a job has at most one live lease; an
 acked job never returns; no job is lost; delivery counts never decrease while the server runs, nor
 over a crash when leases are durable; each job is dead-lettered once.
 """

@@ -1,4 +1,4 @@
-"""Issue 7, must-show 4: the journal bytes of a forwarded page, and when they must be more."""
+"""The journal bytes of a forwarded page, and when they must be more."""
 
 from __future__ import annotations
 
