@@ -7,6 +7,7 @@ from collections.abc import Callable
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
 from benchmarks.cases.compared.builds import builds
+from benchmarks.cases.compared.layers import layers
 from benchmarks.cases.compared.postgres import postgres
 from benchmarks.cases.compared.redis import redis
 from benchmarks.cases.crowds.throttle import throttle
@@ -46,6 +47,7 @@ STORE_CASES: dict[str, Case] = {
     "memory": memory,
     "redis": redis,
     "postgres": postgres,
+    "layers": layers,
 }
 
 FIND_CASES: dict[str, Case] = {"find": find}

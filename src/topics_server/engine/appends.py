@@ -21,7 +21,7 @@ from topics_server.engine.commit.repeats import repeated
 from topics_server.engine.commit.ticket_waits import check_applied, resolved
 from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import Clock
-from topics_server.engine.preconditions import Preconditions, disk_nearly_full, tail_too_long
+from topics_server.engine.preconditions import Preconditions, disk_nearly_full
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
 from topics_server.engine.topic.registry import Registry
@@ -311,7 +311,7 @@ class Appends:
         if self._checks.is_disk_low:
             raise disk_nearly_full()
         if self._checks.has_long_tail(topic):
-            raise tail_too_long()
+            raise self._checks.tail_too_long(topic)
         self._checks.check_bytes(decoded.payload_bytes)
         entry = decide_page(topic, page, decoded, b"", self._clock.now_ms())
         if not topic.is_ephemeral or entry.floor is not None:

@@ -9,7 +9,7 @@ write waits where the table says so; otherwise it is refused and nothing is stag
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from topics_server.engine.commit.notifier import Notifier
@@ -67,7 +67,8 @@ NEEDS: Final[dict[Write, tuple[Need, ...]]] = {
 class Preconditions:
     """The checks of disk, tails and quotas. `commit/pending_names` waits for names.
 
-    `is_disk_low`: whether `Need.DISK_ROOM` is not met; the space watch sets it.
+    `is_disk_low`: whether `Need.DISK_ROOM` is not met; the space watch sets it. `is_seal_refused`:
+    whether the disk refuses to seal the topic with this id.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Preconditions:
         self._waits = TopicWaits(notifier)
         self._clock = clock
         self.is_disk_low = False
+        self.is_seal_refused: Callable[[int], bool] = lambda topic_id: False
 
     def check_bytes(self, payload_bytes: int) -> None:
         """`Need.TOTAL_BYTES`. Raises `throttled`."""
@@ -103,16 +105,18 @@ class Preconditions:
         while self.has_long_tail(topic):
             left_ms = began_ms + _SEAL_WAIT_MS_MAX - self._clock.monotonic_ms()
             if left_ms <= 0:
-                raise tail_too_long()
+                raise self.tail_too_long(topic)
             await self._waits.change_or_timeout(topic.topic_id, left_ms)
         return self._clock.monotonic_ms() - began_ms
+
+    def tail_too_long(self, topic: Topic) -> TopicsError:
+        """429: the topic's tail has not been sealed in time."""
+        message = "records come faster than they can be sealed"
+        if self.is_seal_refused(topic.topic_id):
+            message = "the disk is full, or refuses the files into which records are sealed"
+        return limit_reached("unsealed", message)
 
 
 def disk_nearly_full() -> TopicsError:
     """429: fewer bytes are free than required."""
     return limit_reached("min_free_bytes", "the disk is nearly full")
-
-
-def tail_too_long() -> TopicsError:
-    """429: the topic's tail has not been sealed in time."""
-    return limit_reached("unsealed", "records come faster than they can be sealed")

@@ -339,6 +339,7 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         quotas_of(settings, ground.state.keys.prefixes),
         writers.transfers,
     )
+    store.checks.is_seal_refused = writers.sealer.is_refused
     queues = QueueService(
         store, ground.lease_table, commits, notifier, clock, on_moved=lambda: moved(LEASES_ID)
     )

@@ -41,6 +41,7 @@ async def test_under_pressure_a_claim_waits_for_its_turn_or_is_refused(
     assert refused.headers["retry-after"] in {"1", "2"}
     assert (await live.counts())[:2] == (1, 0)
     waiting = asyncio.ensure_future(live.call("claim", node="w"))
+    await until(lambda: len(throttle.wait_queue) == 1)
     await asyncio.sleep(0.02)
     backlog[0] = 0
     told = (await waiting).json()

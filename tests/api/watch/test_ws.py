@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.api.queues.jobs import until
 from tests.api.watch.streams import Pipe
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.test_node import append, started
@@ -511,6 +512,7 @@ async def test_under_pressure_a_publish_waits_for_its_turn_or_is_refused(live: L
     assert 500 <= refused["detail"]["retry_after_ms"] <= 1500
     assert live.node.registry.find("jobs") is None
     peer.publish("jobs", 2, request_id="p")
+    await until(lambda: len(throttle.wait_queue) == 1)
     await asyncio.sleep(0.02)
     backlog[0] = 0
     ack = await peer.frame()

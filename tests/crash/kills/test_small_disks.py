@@ -67,17 +67,20 @@ def _fill(api: Api, size: int) -> int:
     ones.
     """
     taken = refusals = 0
+    message = ""
     while refusals < _REFUSALS:
         answer = api.append("big", [{"data": secrets.token_hex(size // 2)}])
         if answer.status_code == 429:
             # The server also bounds records that it cannot seal.
             assert refused(answer, 429, "throttled")["limit"] in _LIMITS
             refusals += 1
+            message = answer.json()["error"]["message"]
             time.sleep(0.25)
         else:
             good(answer)
             taken += 1
             refusals = 0
+    assert "disk" in message, "the cause of the last refusal"
     return taken
 
 

@@ -14,7 +14,7 @@ from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import NO_QUOTAS, RULES, Rig
 from topics_server.engine.commit.pipeline import DISK_FULL, READ_ONLY
 from topics_server.values.entries import HeadReserved, RecordsAppended, RecordsDeleted
-from topics_server.values.errors import Code, TopicsError
+from topics_server.values.errors import Code, DiskFull, TopicsError
 from topics_server.values.limits import HEAD_RESERVE_SEQS
 from topics_server.values.model import Durability, TopicConfig, TopicType
 
@@ -244,6 +244,27 @@ async def test_a_waiting_append_is_refused_when_sealing_does_not_catch_up(
     rig.notifier.notify_all()
     assert await refused(asked, Code.THROTTLED) == {"limit": "unsealed"}
     assert rig.store.state("t", touch=False).head_seq == 9
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+async def test_a_refused_append_names_a_disk_that_refuses_to_seal(
+    monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    rig = Rig(quotas=msgspec.structs.replace(NO_QUOTAS, max_tail_records=8))
+    await rig.append("t", *range(9))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    monkeypatch.setattr(rig.sealer, "_may_seal", lambda: has_room)
+    if has_room:
+        rig.sealer.failures[topic.topic_id] = DiskFull("no space")
+    rig.store.checks.is_seal_refused = rig.sealer.is_refused
+    asked = asyncio.create_task(rig.append("t", 9))
+    await turns()
+    rig.clock.steady_ms += 60_000
+    rig.notifier.notify_all()
+    with pytest.raises(TopicsError, match="the disk is full") as caught:
+        await asked
+    assert caught.value.detail == {"limit": "unsealed"}
 
 
 async def test_an_append_whose_topic_was_replaced_while_it_waited_is_decided_anew() -> None:

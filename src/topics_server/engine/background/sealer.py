@@ -130,6 +130,10 @@ class Sealer:
 
     # --- topics with work ---------------------------------------------------------------
 
+    def is_refused(self, topic_id: int) -> bool:
+        """Whether the disk has no room to seal the topic, or refused it the last time."""
+        return topic_id in self.failures or not self._may_seal()
+
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
         """Note an applied entry: a change, or an append to a tail that may be sealed."""
         topic_id = entry.topic_id
