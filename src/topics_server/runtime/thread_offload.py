@@ -27,7 +27,13 @@ class ThreadOffload:
         under_way = self._pool.submit(call)
         self._calls.add(under_way)
         under_way.add_done_callback(self._calls.discard)
-        return await asyncio.wrap_future(under_way)
+        finished = asyncio.wrap_future(under_way)
+        try:
+            return await finished
+        finally:
+            # An error refers to this frame. If the frame referred to the futures, which refer to
+            # the error, only a collection would free them and the frames of all callers.
+            del under_way, finished
 
     async def idle(self) -> None:
         """Return when no call is under way; a call outlives its cancelled task."""

@@ -269,7 +269,8 @@ class Checkpointer:
                 await self.take()
             except StorageError as error:
                 log.warning("checkpoint failed, the journal is kept: %s", error)
-                self.failure = error
+                # Without its traceback, which refers to all parts of the failed snapshot.
+                self.failure = error.with_traceback(None)
             else:
                 self.failure = None
 

@@ -320,7 +320,8 @@ class Sealer:
 
     def _note_failure(self, topic_id: int, error: StorageError) -> None:
         self.failed_count += 1
-        self.failures[topic_id] = error
+        # Without its traceback, which refers to the records of the failed segment.
+        self.failures[topic_id] = error.with_traceback(None)
 
     async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
         """Do the work of one topic as it is now, in an order that is safe at every step.

@@ -249,7 +249,7 @@ class Fetcher:
                 try:
                     found[segment_id] = self._segments.find_tags(topic_id, segment_id, match)
                 except StorageError as error:
-                    failed[segment_id] = error
+                    failed[segment_id] = error.with_traceback(None)
             return found
 
         failed: dict[int, StorageError] = {}
@@ -285,7 +285,7 @@ class Fetcher:
                 try:
                     rows = search_segment(run.index, search.wanted, find)
                 except StorageError as error:
-                    failed[run.segment_id] = error
+                    failed[run.segment_id] = error.with_traceback(None)
                 else:
                     if search.take(run, rows, read):
                         return
