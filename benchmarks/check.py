@@ -57,8 +57,9 @@ class ShortBench(Bench):
         self._settled: set[HasCost] = set()
 
     def costed(self, server: HasCost, side: Side) -> Sample:
-        """Run one round, without its cost. Wait for an idle server only after its first round: a
-        wait is longer than a round, and these cases neither seal nor take checkpoints.
+        """Run one round without measuring its CPU time. Wait until the server is idle only after
+        its first round: a wait is longer than a round, and these cases neither seal nor take
+        checkpoints.
         """
         sample = side()
         if server not in self._settled:

@@ -184,7 +184,7 @@ class World:
             self.abandon()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to its end. Raises `SimulatedCrash` as soon as the disk is gone."""
+        """Run a coroutine to its end. Raises `SimulatedCrash` as soon as the disk has crashed."""
         loop = self.loop
         assert loop is not None
         task = loop.create_task(work)

@@ -455,7 +455,7 @@ def test_no_token_is_ever_logged(proxy: Proxy, behind: Server, client: httpx.Cli
             client.get(path, headers=headers)
             port = proxy.plain_port
             httpx.get(f"http://localhost:{port}{path}", headers=headers, trust_env=False)
-        # Requests that nginx refuses before it has all of them.
+        # Requests that nginx refuses before it has read them completely.
         for head in (
             f"GET /?{secret} HTTP/9.9",
             f"GET /{{?{secret}",

@@ -388,7 +388,7 @@ def test_a_byte_flipped_in_a_frame_of_a_session_is_found(offset: int) -> None:
 
 
 def test_an_end_mark_that_binds_nobody_yet_and_cannot_be_read_is_a_problem() -> None:
-    """A killed first start left the mark; the next start continues in its slots, or is refused."""
+    """A killed first start left an end mark, and the next start must read it before it writes."""
     disk = FakeDisk()
     Directory.open(disk, "data", boot_id="boot").close()
     life = Life(disk, shards=1)

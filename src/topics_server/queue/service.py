@@ -307,7 +307,10 @@ class QueueService:
         delay_ms: int,
         error: str = "",
     ) -> NackResult:
-        """Release jobs (§10.5), claimable again after the delay; `error`: the reason."""
+        """Release jobs (§10.5); after `delay_ms` they are claimable again.
+
+        `error` is the reason, which a dead letter shows.
+        """
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
         entry, skipped = book.decide_nack(now_ms, node, seqs, lease_ids, delay_ms, error)

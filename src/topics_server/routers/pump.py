@@ -104,7 +104,8 @@ class Pump:
         self._is_routing = False
         # Destinations whose submitted pages are not flushed yet.
         self._unflushed: set[int] = set()
-        # Used to tell other entries that were submitted since the last check from the pump's own.
+        # The next lsn at the last check, and the entries that the pump has submitted since: the
+        # difference shows how many entries other callers have submitted.
         self._lsn_seen = 0
         self._submitted = 0
         self._others_wrote_ms = -_OTHERS_MS

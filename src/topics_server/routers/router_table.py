@@ -156,7 +156,10 @@ class RouterTable:
                 )
 
     def _is_edge(self, name: str, definition: RouterDefinition) -> bool:
-        """Whether the router closes no new cycle without permission."""
+        """Whether the router of this name has these two topics already and may close no cycle.
+
+        Such a definition adds no edge to the graph, so it cannot close a new cycle.
+        """
         router = self._by_name.get(name)
         if router is None or router.definition.allow_cycle:
             return False

@@ -83,7 +83,10 @@ class RouterService:
         page_size: int,
         may_name: Callable[[str], bool] | None = None,
     ) -> RouterListPage:
-        """Routers in name order after `after`; with `may_name`, only those it accepts."""
+        """The routers whose names follow `after`, in order.
+
+        With `may_name`, only the routers that `may_name` accepts.
+        """
         found, next_after = self._table.page(
             prefix=prefix,
             source=source,

@@ -7,7 +7,7 @@ from topics_server.values.errors import Code, TopicsError, clipped
 
 
 def not_found(path: str) -> TopicsError:
-    """404: no stream is there."""
+    """404: no stream has this path."""
     message = f'stream "{clipped(path)}" does not exist'
     return TopicsError(Code.STREAM_NOT_FOUND, message, {"stream": path})
 

@@ -47,7 +47,9 @@ class ForkAsked(msgspec.Struct, frozen=True):
 
 
 class CreateAsked(msgspec.Struct, frozen=True):
-    """A decoded create; `content_type` None means the default, or the source's.
+    """A decoded request to create a stream.
+
+    `content_type` is None for the default type; a fork then has the type of its source.
 
     `ttl_s` and `expires_at` (as it was sent, with its time in ms) exclude each other. `trace`: the
     request's `traceparent`, or empty.

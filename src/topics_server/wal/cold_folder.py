@@ -99,9 +99,10 @@ class ColdFolder:
 
 
 def judge_cold(fs: Fs, root: str, data_dir: str, mark: FormatMark | None) -> None:
-    """Raise `StartRefused` unless the two folders are one store, or the cold one is free.
+    """Raise `StartRefused` unless the cold folder `root` belongs to this store or to none.
 
-    `mark`: that of the data directory; `None` if it has none. Changes nothing.
+    `mark` is the mark of the data directory, or `None` if it has no mark. This check
+    changes nothing on disk.
     """
     refuse_overlap(fs, data_dir, root)
     refuse_inside_store(fs, root)

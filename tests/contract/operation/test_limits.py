@@ -113,7 +113,7 @@ def test_the_head_of_a_request_is_bounded(own: NewServer) -> None:
 
 @pytest.mark.connection(reason="time-outs")
 def test_a_head_that_comes_too_slowly_is_408(own: NewServer) -> None:
-    """§12"""
+    """Contract §12: a connection that sends no byte is closed without an answer."""
     api = own(TOPICS_HEADER_TIMEOUT_MS="200").start()
     with connected(api, GET[:30]) as slow, connected(api) as silent:
         assert told(rest_of(slow)) == (408, "request_timeout")
@@ -123,7 +123,7 @@ def test_a_head_that_comes_too_slowly_is_408(own: NewServer) -> None:
 
 @pytest.mark.connection(reason="time-outs")
 def test_a_body_that_comes_too_slowly_is_408(own: NewServer, topic: str) -> None:
-    """§12"""
+    """Contract §12: nothing of the request is stored."""
     api = own(TOPICS_BODY_TIMEOUT_MS="200").start()
     head = (
         f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -136,7 +136,7 @@ def test_a_body_that_comes_too_slowly_is_408(own: NewServer, topic: str) -> None
 
 @pytest.mark.connection(reason="time-outs")
 def test_an_idle_connection_is_closed(own: NewServer) -> None:
-    """§12"""
+    """Contract §12: the server closes a connection some time after its last answer."""
     api = own(TOPICS_KEEP_ALIVE_MS="300").start()
     with connected(api, GET) as sock:
         assert rest_of(sock).startswith(b"HTTP/1.1 200 ")
@@ -144,7 +144,7 @@ def test_an_idle_connection_is_closed(own: NewServer) -> None:
 
 @pytest.mark.connection(reason="time-outs")
 def test_an_unread_answer_times_out(own: NewServer, topic: str) -> None:
-    """§12"""
+    """Contract §12: the server closes the connection of a client that stops reading."""
     api = own(TOPICS_WRITE_TIMEOUT_MS="300").start()
     api.add(topic, *["x" * 900_000] * 7)
     body = b'{"max_batch_bytes":8388608}'

@@ -23,7 +23,7 @@ class _LongestWait(threading.Thread):
         self.seconds = 0.0
 
     def run(self) -> None:
-        """Read."""
+        """Send the read, and measure how long its answer takes."""
         client = Api(self._api.url, is_described=self._api.is_described)
         topic = new_name("t")
         good(client.put(topic))

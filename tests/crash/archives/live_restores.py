@@ -103,7 +103,7 @@ class Clients:
         self._threads = [threading.Thread(target=self._run, args=(job,)) for job in jobs]
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads that call the server."""
         for thread in self._threads:
             thread.start()
 
@@ -204,7 +204,7 @@ def prepare(api: Api) -> None:
 
 
 def metric(api: Api, name: str) -> float:
-    """A metric of the archive."""
+    """The value of the archive's metric of this name."""
     shown = good(api.http.get("/v0/metrics", headers={"Accept": "application/json"}))
     return float(shown[f"topics_archive_{name}"])
 

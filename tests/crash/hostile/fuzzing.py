@@ -119,7 +119,7 @@ class Mutator:
 
 
 def problems(got: bytes) -> str | None:
-    """The problem in the answers, of which the last may be cut; None if there is none."""
+    """The problem in the answers, of which the last may be incomplete; None without a problem."""
     for _ in range(1000):
         if not got:
             return None

@@ -62,7 +62,7 @@ def _short(state: list[str | None] | None) -> str:
 
 
 class TurnoverWriter(threading.Thread):
-    """Appends, deletes a prefix, drops, one call after the other, until the connection breaks."""
+    """Appends to a topic, deletes its oldest records and drops it, until the connection breaks."""
 
     def __init__(self, topic: Turnover, port: int, seed: str) -> None:
         super().__init__(name="turnover", daemon=True)

@@ -96,9 +96,9 @@ class Call:
 
 @dataclass(slots=True, frozen=True)
 class Life:
-    """One life of the server: nothing happens before `began_ms` or after `ended_ms`.
+    """One run of the server: it does nothing before `began_ms` or after `ended_ms`.
 
-    `stopped_ms` is the time at which its end was requested.
+    `stopped_ms` is the time at which the test requested the end of the run.
     """
 
     began_ms: float

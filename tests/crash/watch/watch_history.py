@@ -215,7 +215,7 @@ def check(history: History, ledger: Ledger, *, is_complete: bool = True) -> list
 
 @dataclass(slots=True)
 class _Segment:
-    """Events within one incarnation; `index` is that of the first one in the history."""
+    """Events within one incarnation; `index` is the place of the first one in the history."""
 
     opening: Start | Loose | Gap
     index: int

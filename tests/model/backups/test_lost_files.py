@@ -1,4 +1,4 @@
-"""Files vanish while the server runs: it makes no backup from which a server could not start."""
+"""Files vanish while the server runs: no server fails to start from a backup made then."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class MovingSimulation:
         return mode
 
     def _start(self, end: str, *, may_crash: bool) -> str:
-        """Start until it is ready, sometimes with a crash on the way; check every job."""
+        """Start the server, sometimes with crashes, until it is ready; then check every job."""
         world, rng = self.world, self.rng
         while True:
             if may_crash and rng.random() < 0.4:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 APPEND = b'{"records":[{"data":{"a":1},"tag":"x"},{"data":"two"}]}'
 DIFF = b'{"from_seq":0}'
 JSON = b"content-type: application/json\r\n"
-# Fields with measured times, and the clock's values.
+# Fields that differ between two equal requests: measured times, and times of the clock.
 MEASURED = re.compile(rb'("[a-z_]+_ms":|"last_(?:read|write)_ts":)[0-9.]+')
 
 

@@ -2,8 +2,8 @@
 batches.
 
 `ModelServer` is the contract in a few lines. `Network` carries requests: it loses requests and
-answers, reorders them, and delivers copies whose answer nobody waits for much later. Time is a
-number that the test moves.
+answers, reorders them, and delivers copies of requests much later, when no caller waits for the
+answer. Time is a number that the test increases.
 """
 
 from __future__ import annotations

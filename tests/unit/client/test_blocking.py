@@ -1,4 +1,4 @@
-"""`client.blocking`: the calls without a loop, against a server that fails on command."""
+"""`client.blocking`: the calls without an event loop, to a server that fails on command."""
 
 from __future__ import annotations
 

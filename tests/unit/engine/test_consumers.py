@@ -1,4 +1,4 @@
-"""Consumers while their entries are in flight, and the caps."""
+"""Consumers whose entries are in flight, and the limits on the number of consumers."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class LiveStream:
         cursor = topics.cursors[name] = Cursor.waiting(name)
         topics.renew_id()
         stream.push(topics.id_line())
-        # If the topic was created again meanwhile, this follows it at once.
+        # If the topic was created again meanwhile, the stream follows it at once.
         stream.follow(cursor, self._sent.options)
 
     def _revoke(self) -> None:

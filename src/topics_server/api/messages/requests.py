@@ -151,7 +151,10 @@ class DeleteRequest(msgspec.Struct, frozen=True):
 
 
 def decode_config(body: bytes, topic: str) -> ConfigRequest:
-    """A `PUT` body or an inline `config` (§0.10) of the topic `topic`; clamps and resolves."""
+    """Decode a `PUT` body or an inline `config` (§0.10) of the topic `topic`.
+
+    A priority beyond its bounds becomes the nearest bound.
+    """
     sent = decode_body(_CONFIG, body)
     _check_u64(sent, _CONFIG_U64)
     for field in ("dead_letter", "lease_log"):

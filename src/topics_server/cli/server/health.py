@@ -73,7 +73,8 @@ def key_of(path: Path) -> str:
 
 def url_of_environment() -> str:
     """The URL of the server that runs with the settings of this environment."""
-    # Only a check without a URL needs the settings: they take longer than the rest of the verb.
+    # Only a check without a URL needs the settings. To import and read them takes longer than the
+    # rest of the verb.
     from topics_server.cli.server.flags import loaded
 
     return url_of(loaded({}).settings)

@@ -322,8 +322,8 @@ class Client(BlockingClient):
                         due = turns.handled(item, now_ms, is_last=index == last)
                         self._keep(due, keep, topic, patience_ms)
             finally:
-                # Use the usual retry time, not an hour: the reader may have ended because the
-                # server is away.
+                # Retry for the usual time, not for an hour: the reader may have ended because
+                # the server does not answer.
                 self._keep(turns.rest(blocking_now_ms()), keep, topic, None)
 
     def _keep(

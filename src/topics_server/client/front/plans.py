@@ -145,10 +145,10 @@ class LivePlan(msgspec.Struct, frozen=True):
         return cls(names, prefix, keep, query, patience_ms)
 
     def begin(self, cursor: str | None) -> tuple[EventReader, str | None]:
-        """The reader behind this cursor.
+        """The reader of the events behind this cursor, and a topic or None.
 
-        If the cursor comes from a read, also the topic whose epoch the caller must request. Raises
-        `ValueError`.
+        A topic is returned if the cursor comes from a read: the caller must request its epoch.
+        Raises `ValueError`.
         """
         reader = EventReader(cursor)
         read = reader.read_cursor

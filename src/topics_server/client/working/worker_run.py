@@ -333,7 +333,7 @@ class WorkerRun:
             self._flight.warn(now_ms)
             due = self._flight.due(now_ms)[: self._flight.batch_max]
             if due and not await self._extend(due):
-                # Two thirds of the lease are left at first: enough for several tries.
+                # After the first failed try, two thirds of the lease are left for more tries.
                 pause_ms = min(self._flight.lease_ms / 12, EXTEND_PAUSE_MAX_MS)
                 await self._effects.sleep_ms(pause_ms)
                 continue

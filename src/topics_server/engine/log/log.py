@@ -505,7 +505,7 @@ class Log:
             self.tail_bytes -= killed[1]
 
     def _trim_dead(self, start: int, end: int) -> None:
-        """After deaths in runs `start..end - 1`: free payloads, remove the tail's dead front."""
+        """After deletes in runs `start..end - 1`: free payloads, remove the tail's dead front."""
         runs = self.runs
         front = behind = self.sealed_count
         while behind < len(runs) and runs[behind].live_count == 0:

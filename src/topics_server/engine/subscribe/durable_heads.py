@@ -15,7 +15,7 @@ from topics_server.engine.topic.topic import Topic
 
 
 class SyncedHeads:
-    """The synced seq of every followed topic. `synced_lsn` returns that of a topic's shard."""
+    """The synced seq of every followed topic. `synced_lsn` returns the synced lsn of its shard."""
 
     __slots__ = ("_followed", "_synced_lsn")
 
@@ -27,7 +27,7 @@ class SyncedHeads:
         return len(self._followed)
 
     def follow(self, topic: Topic) -> None:
-        """Add a reader; call `unfollow` once for each."""
+        """Add a reader of a topic; the caller removes it with one call of `unfollow`."""
         followed = self._followed.get(topic.topic_id)
         if followed is None:
             followed = _Followed(topic, self._synced_lsn(topic.topic_id))

@@ -187,7 +187,9 @@ class Mover:
         after_seq: int,
         max_jobs: int,
     ) -> Redriven:
-        """Turn dead letters of `queue` in `source` into jobs again: given, matching or all ones.
+        """Turn dead letters of `queue` into jobs again: all letters in `source`, or some of them.
+
+        Some: those of `seqs`, or those that match `match`.
 
         Raises `TopicsError` if it prevented every move.
         """

@@ -85,7 +85,7 @@ def _metas(block: Block) -> Sequence[str | None]:
 
 
 def _cut(body: bytes, starts: Sequence[int], stops: Sequence[int]) -> list[str]:
-    """The texts between these positions."""
+    """The texts of the body from each start to its stop, which are positions in bytes."""
     spans = zip(starts, stops, strict=True)
     if body.isascii():
         text = body.decode("ascii")

@@ -102,7 +102,10 @@ class SyncPolicy:
         )
 
     def wants_sync_of(self, dirty_bytes: int) -> bool:
-        """Whether to sync with an empty queue; also early, so that the loop may keep writing."""
+        """Whether to sync while no entry is queued.
+
+        Many unsynced bytes are synced before a sync is due, so that the loop may keep writing.
+        """
         return (
             self.is_due
             or bool(self.from_lsns)

@@ -197,7 +197,7 @@ def _index(fs: Fs, mend: PreparedMend, copies: SegmentCopies) -> bytes:
 
 
 def _with_room(chunks: Iterator[bytes], entry: SegmentEntry) -> Iterator[bytes]:
-    """The records, and room for the flags."""
+    """The bytes of the records, then a zero byte for the delete flag of each record."""
     yield from chunks
     yield bytes(entry.record_count)
 

@@ -1,4 +1,4 @@
-"""`topics bench` and a server that refuses: messages, exit codes, and what it leaves."""
+"""`topics bench` and a server that refuses: messages, exit codes, and topics left behind."""
 
 from __future__ import annotations
 

@@ -250,7 +250,8 @@ def test_a_claim_that_breaks_is_come_back_from(fake: FakeQueue, start: Start) ->
     # Long enough for an ack from a busy machine.
     run = start(lambda job: None, push="never", lease_ms=1000)
     fake.wait_for(lambda: not fake.jobs)
-    # The lost answer had leased the job: it returned when the lease ended.
+    # The claim whose answer was lost had leased the job: another claim got the job when the lease
+    # ended.
     assert run.stop() == Stats(done=1)
     assert len(fake.calls("claim")) >= 5
 

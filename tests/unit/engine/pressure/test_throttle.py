@@ -1,5 +1,5 @@
-"""The throttle: when pressure begins and ends; under pressure slices, refusals, and requests that
-do not wait.
+"""The throttle: when pressure begins and ends; under pressure, the slices of work, the refusals and
+the requests that need not wait.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def test_a_job_is_dead_lettered_when_copy_and_delete_are_there() -> None:
 
 
 def test_a_mark_whose_source_is_gone_already_counts_nothing() -> None:
-    """The snapshot has the delete, and replay reads the mark once more."""
+    """The snapshot has the delete of the source, and replay reads the source mark once more."""
     desk = Desk(SOFT, TopicConfig())
     desk.jobs(3)
     desk.append(b'{"records":[{"data":0}]}', 2, Source(1, [2]))

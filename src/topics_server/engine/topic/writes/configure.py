@@ -34,7 +34,7 @@ def decide_put(topic: Topic, config: TopicConfig, now_ms: int) -> TopicPut | Non
     holds = topic.consumers.holds()
     floor = retention.standing_floor(topic.log, topic.staging, old, now_ms, holds)
     if floor is None and topic.is_ephemeral and topic.log.evict_floor > 1:
-        # Appends that moved the floor so far have no frame.
+        # The appends that moved the floor have no frames, so this entry must hold the floor.
         floor = Floor(topic.log.evict_floor, topic.log.losses.ranges[-1].reason)
     return TopicPut(
         topic_id=topic.topic_id,
