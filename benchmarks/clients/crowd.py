@@ -49,7 +49,7 @@ class Writer(Connection):
 
 
 class Crowd:
-    """One job."""
+    """The connections of one job, and the answers that they have received."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.requests = Requests(str(job["requests"]))

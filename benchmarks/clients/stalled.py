@@ -43,7 +43,7 @@ class Upload:
 
 
 class Uploads:
-    """One job."""
+    """The stalled uploads of one job."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.port, self.size = int(job["port"]), int(job["size"])

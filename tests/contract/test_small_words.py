@@ -184,7 +184,7 @@ def test_a_valid_key_of_the_body_wins_over_a_bad_header(api: Api, topic: str, he
 
 
 def test_refusals_carry_performance(api: Api, topic: str) -> None:
-    """§0.9: that holds for any request that the server has read, on each path. [0.9-07]"""
+    """§0.9: every refusal of a request that the server has read has `performance`. [0.9-07]"""
     api.add(topic, 1)
     asked = [
         api.raw("POST", f"/v0/topics/{topic}", b"{", [JSON]),
@@ -212,8 +212,8 @@ def _check_date(answer: RawResponse) -> None:
 
 
 def test_every_answer_has_a_date(api: Api, topic: str, clients: Clients) -> None:
-    """S: that holds on each path of an answer, including refusals of a head and handshakes.
-    [S-98]
+    """Settled rules: every path of an answer sends a date, including refusals of a head and
+    handshakes. [S-98]
     """
     shake = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="

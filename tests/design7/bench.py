@@ -36,7 +36,7 @@ class Bench:
 
     @property
     def store(self) -> Store:
-        """Its store."""
+        """The store of the running node."""
         return self.node.store
 
     def put(self, durability: Durability = Durability.FSYNC, **config: Any) -> None:

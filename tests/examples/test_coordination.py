@@ -63,7 +63,7 @@ class Racers:
         }
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for process in self._processes:
             with process:
                 assert process.stdin is not None

@@ -45,7 +45,7 @@ class _Keys:
         return payloads, json.dumps(body).encode()
 
     async def append(self, body: bytes) -> Appended:
-        """One call."""
+        """Append the records of one call."""
         return await self.bench.store.append(
             TOPIC, body, decode_append(body), header_key=None, config=None
         )

@@ -368,7 +368,7 @@ class Recorder:
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    """One upstream."""
+    """A server behind nginx that records the requests which it receives."""
     made = Recorder()
     yield made
     made.close()

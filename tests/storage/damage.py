@@ -191,7 +191,7 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """All cases."""
+        """The number of all cases."""
         return sum(self.ended.values()) + len(self.findings) + self.unproven
 
     def table(self) -> str:

@@ -25,7 +25,7 @@ class Effects:
         return asyncio.get_running_loop().time() * 1000
 
     async def sleep_ms(self, wait_ms: float) -> None:
-        """Wait."""
+        """Wait without blocking the event loop."""
         import asyncio
 
         await asyncio.sleep(wait_ms / 1000)

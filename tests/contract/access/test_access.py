@@ -43,7 +43,7 @@ def empty(server: Guarded) -> Guarded:
 
 
 def pages(server: Guarded, what: str, query: str = "page_size=1") -> tuple[list[str], list[Any]]:
-    """All names in the lists for the key with a prefix, and the cursors on the way."""
+    """All names in the lists for the key with a prefix, and the cursors of the pages."""
     names: list[str] = []
     cursors: list[Any] = []
     path = f"/v0/{what}?{query}"
@@ -344,7 +344,7 @@ def watching(http: httpx.Client, key: str) -> httpx.Response:
 
 
 def reload(server: Server) -> None:
-    """SIGHUP."""
+    """Make the server read its keys again, by SIGHUP."""
     assert server.process is not None
     server.process.send_signal(signal.SIGHUP)
 

@@ -276,7 +276,7 @@ def test_refused_requests_give_their_places_back(own: NewServer, topic: str) -> 
 
 
 def test_no_cap_is_no_cap(own: NewServer, topic: str) -> None:
-    """§11: 0. [11-01]"""
+    """Contract §11: a limit of 0 is no limit. [11-01]"""
     api = own(
         TOPICS_API_KEYS="alpha",
         TOPICS_MAX_INFLIGHT_PER_KEY="0",

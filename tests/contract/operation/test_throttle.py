@@ -54,7 +54,7 @@ async def test_an_append_that_has_no_turn_is_429_with_when_to_come_again(
 async def test_an_append_without_backpressure_is_admitted_late(
     inside: Api, backlog: list[int]
 ) -> None:
-    """§0.6: that holds whatever else the body contains. [0.6-15]"""
+    """§0.6: only the member of the body decides, not a payload with the same text. [0.6-15]"""
     waiting = asyncio.ensure_future(inside.append("jobs", 1, disable_backpressure=True))
     throttled(await inside.append("jobs", {"disable_backpressure": True}))
     throttled(await inside.append("jobs", 1, disable_backpressure=False))
@@ -81,7 +81,7 @@ async def test_an_answer_has_its_waiting_time(inside: Api, backlog: list[int]) -
 
 
 async def test_the_urgent_are_served_first(inside: Api, backlog: list[int]) -> None:
-    """§0.6, §0.10"""
+    """Contract §0.6, §0.10: topics with a higher priority go before earlier requests."""
     order: list[str] = []
 
     async def append(topic: str) -> None:

@@ -39,7 +39,7 @@ class Queue:
 
     @property
     def path(self) -> str:
-        """Its path."""
+        """The path of the queue's topic."""
         return f"/v0/topics/{self.name}"
 
     def put(self, **config: object) -> Json:

@@ -46,8 +46,8 @@ def _full_disk(server: Server) -> Iterator[None]:
 def test_a_job_with_an_ack_in_flight_is_given_to_no_worker(
     own: NewServer, topic: str, tmp_path: Path
 ) -> None:
-    """Contract §10.4, §10.3 [10.4-08, 10.4-05]: that holds even past its deadline; a repeated ack
-    waits for the first.
+    """Contract §10.4, §10.3 [10.4-08, 10.4-05]: the job is not given away even past its deadline; a
+    repeated ack waits for the first.
     """
     fault = tmp_path / "fault"
     queue = Queue.made(_faulty(own, fault).start(), topic, durable=True)

@@ -106,8 +106,8 @@ def test_counts_after_a_kill_are_those_of_the_last_checkpoint(own: NewServer, to
 
 
 def test_durable_counts_never_go_down(own: NewServer, topic: str) -> None:
-    """Contract §10.1, settled rules [10.3-04, 10.6-05]: so a job that kills its server becomes a
-    dead letter in the end.
+    """Contract §10.1, settled rules [10.3-04, 10.6-05]: a job that kills its server therefore
+    becomes a dead letter in the end.
     """
     server = own()
     queue = Queue.made(
@@ -247,8 +247,8 @@ def test_delays_are_kept(own: NewServer, topic: str) -> None:
 
 
 def test_dead_letters_are_kept_once(own: NewServer, topic: str) -> None:
-    """Contract §10.6, §10.7 [10.6-12, 10.7-01]: that also holds if the two topics are on different
-    shards.
+    """Contract §10.6, §10.7 [10.6-12, 10.7-01]: each letter is kept once even if the two topics
+    are on different shards.
     """
     server = own(TOPICS_WAL_SHARDS="3")
     dlq = f"{topic}.dlq"
@@ -316,8 +316,8 @@ def test_letters_honour_the_class_of_their_topic(own: NewServer, topic: str) -> 
 
 
 def test_lease_ids_never_come_again(own: NewServer, topic: str) -> None:
-    """Contract §10.2 [10.2-06, 10.4-03]: that holds over restarts of every kind, deletion and
-    recreation.
+    """Contract §10.2 [10.2-06, 10.4-03]: no lease id comes again over restarts of every kind,
+    deletion and recreation.
     """
     server = own()
     queue = Queue.made(server.start(), topic, lease_ms=LONG_MS)

@@ -223,7 +223,7 @@ def test_a_waiting_read_ends_empty_when_the_time_is_up(api: Api, topic: str) -> 
 
 @pytest.mark.parametrize("wait_ms", [30_001, 2**32 - 1])
 def test_a_longer_wait_is_clamped_not_refused(api: Api, topic: str, wait_ms: int) -> None:
-    """§3: such a read is accepted, and a new record wakes it like any other. [3-10, 3-16]"""
+    """§3: a read with a long wait is accepted, and a new record ends the wait. [3-10, 3-16]"""
     api.put(topic)
     timer = _later(0.2, lambda: api.add(topic, 1))
     assert len(api.read(topic, wait_ms=wait_ms)["records"]) == 1

@@ -235,7 +235,7 @@ def test_the_base_key_is_no_key_itself(api: Api, topic: str) -> None:
 
 
 def test_the_base_key_may_come_as_a_header(api: Api, topic: str) -> None:
-    """§0.8: that is as for the key of a call. [V-11]"""
+    """§0.8: the header has the base key of records as it has the key of a call. [V-11]"""
     for deduped in (False, True):
         answer = _keyed(api, topic, "b", idempotency="per_record")
         assert (answer["deduped"], answer["seqs"]) == (deduped, [1])

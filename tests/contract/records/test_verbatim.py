@@ -78,7 +78,7 @@ def test_white_space_around_a_value_is_not_part_of_it(api: Api, topic: str) -> N
 
 
 def test_many_records_keep_their_own_bytes(api: Api, topic: str) -> None:
-    """S: that holds across the rendered blocks of one page and of several pages. [S-01]"""
+    """Settled rules: the bytes stay in each block of a page, and on several pages. [S-01]"""
     values = [b'{ "n":%d , "pad":"%s"}' % (n, b"p" * (n % 97)) for n in range(1500)]
     records = b",".join(b'{"data":' + value + b"}" for value in values)
     assert api.raw("POST", f"/v0/topics/{topic}", b'{"records":[' + records + b"]}", JSON).status

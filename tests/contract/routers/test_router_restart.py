@@ -140,8 +140,8 @@ def test_a_backlog_is_forwarded_after_a_restart(own: NewServer, how: str) -> Non
 
 @pytest.mark.parametrize("how", HOWS)
 def test_deleted_and_evicted_copies_stay_gone(own: NewServer, how: str) -> None:
-    """Contract §6, settled rules [S-26, 6-10]: such copies are not forwarded again, whether or not
-    the destination still shows that they existed.
+    """Contract §6, settled rules [S-26, 6-10]: deleted and evicted copies are not forwarded again,
+    whether or not the destination still shows that they existed.
     """
     server = own()
     routing = Routing(server.start())
@@ -173,8 +173,8 @@ def test_deleted_and_evicted_copies_stay_gone(own: NewServer, how: str) -> None:
 def test_a_copy_survives_whatever_happened_to_where_it_came_from(
     own: NewServer, how: str, fate: str
 ) -> None:
-    """Contract §6 [6-01, 6-05, 6-06]: that holds even if the copy's payload was not written a
-    second time.
+    """Contract §6 [6-01, 6-05, 6-06]: a copy survives even if its payload was not written a second
+    time.
     """
     server = own()
     routing = Routing(server.start())

@@ -40,7 +40,9 @@ def ends(names: Names) -> tuple[str, str]:
 
 
 def test_every_record_is_copied_in_order(routing: Routing, ends: tuple[str, str]) -> None:
-    """Contract §6 [6-01, 6-07]: that holds for records appended one by one and many at once."""
+    """Contract §6 [6-01, 6-07]: records are copied whether they are appended one by one or many at
+    once.
+    """
     source, dest = ends
     router = routing.made(source, dest)
     for first in range(0, 3000, 500):
@@ -296,7 +298,7 @@ def test_in_a_cycle_copies_end_at_the_hop_cap(routing: Routing, names: Names) ->
 
 
 def test_a_node_never_gets_back_its_own_records(routing: Routing, names: Names) -> None:
-    """Contract §6, §4 [6-34]: that holds through a chain, and through a cycle."""
+    """Contract §6, §4 [6-34]: the node is kept through a chain of routers, and through a cycle."""
     a, b, c = (names(letter) for letter in "abc")
     circle = [routing.made(a, b, allow_cycle=True), routing.made(b, a, allow_cycle=True)]
     chain = routing.made(b, c)

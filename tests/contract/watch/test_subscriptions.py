@@ -308,8 +308,8 @@ def test_the_answer_has_the_requested_fields(
 
 
 def test_values_come_byte_for_byte(api: Api, topic: str, carrier: str, follow: Follow) -> None:
-    """§0.3, §7.5, settled rules: that includes white space and line ends inside a value. [S-01,
-    S-02, S-03, 7.5-10]
+    """§0.3, §7.5, settled rules: white space and line ends inside a value stay, too. [S-01, S-02,
+    S-03, 7.5-10]
 
     An event stream has no carriage returns in its data: its reader gets a line feed for each line
     end, so between the parts of a value (nowhere else can one stand) CR LF arrives as LF.
@@ -352,7 +352,7 @@ def test_meta_tag_and_node_come_as_the_same_text(api: Api, topic: str, follow: F
 
 
 def test_a_node_never_hears_itself(api: Api, names: Names, follow: Follow) -> None:
-    """§4, §7.2: that holds in every topic of the connection. [7.2-02]"""
+    """§4, §7.2: no topic of the connection shows a node its own records. [7.2-02]"""
     first, second = names("n"), names("n")
     for name in (first, second):
         api.append(name, [{"data": n, "node": ["me", "you"][n % 2]} for n in range(10)])

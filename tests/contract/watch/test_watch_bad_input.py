@@ -671,7 +671,7 @@ def test_half_open_and_slow_heads_take_no_slot(api: Api, standing: str, clients:
 
 
 def test_a_websocket_that_sends_byte_by_byte_is_served(api: Api, clients: Clients) -> None:
-    """§7-ws: whatever the pieces. [7-ws-01]"""
+    """§7-ws: a message means the same however its bytes are cut. [7-ws-01]"""
     raw = clients.raw_ws(api)
     payload = b'{"op":"ping","request_id":"slow"}'
     frame = bytes([0x81, 0x80 | len(payload)]) + b"\0\0\0\0" + payload
@@ -711,8 +711,8 @@ def _vanishing(api: Api, topic: str, number: int) -> None:
 
 
 def test_clients_that_vanish_free_their_slots(api: Api, topic: str) -> None:
-    """§11: they vanish in the middle of a stream, a frame or a head, with FIN or RST. [S-89, 11-15,
-    8.3-06]
+    """§11: the clients vanish in the middle of a stream, a frame or a head, with FIN or RST. [S-89,
+    11-15, 8.3-06]
     """
     api.append(topic, [{"data": "x" * 1000}] * 500)
     before = gauges(api)[0]

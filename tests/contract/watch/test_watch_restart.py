@@ -120,8 +120,8 @@ def test_sessions_come_back_without_their_streams(later: Later) -> None:
 
 
 def test_a_plain_event_source_goes_on_exactly(later: Later, clients: Clients) -> None:
-    """S: it sends the last id that it saw; after a restart an id may move the session forward once.
-    [S-64, S-65, 7.1-01, 7.4-03]
+    """Settled rules: the client sends the last id that it saw; after a restart an id may move the
+    session forward once. [S-64, S-65, 7.1-01, 7.4-03]
     """
     api, first, second = later.api, later.topic["a"], later.topic["b"]
     assert map_of(later.last["plain"]) == {first: 15, second: 10}
@@ -221,7 +221,7 @@ def test_sessions_expire_over_a_restart_too(own: NewServer, names: Names, client
 def test_a_clean_stop_ends_streams_at_once_and_closes_sockets(
     own: NewServer, names: Names, clients: Clients
 ) -> None:
-    """§7, settled rules: so clients reconnect by themselves; a WebSocket is closed with 1001.
+    """§7, settled rules: clients then reconnect by themselves. A WebSocket gets code 1001.
     [S-56, 7.3-03]
     """
     server = own()

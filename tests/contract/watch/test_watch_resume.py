@@ -171,8 +171,8 @@ def test_a_padded_or_spaced_id_is_garbage_or_an_id_but_loses_nothing(
 def test_a_second_session_from_the_last_id_loses_and_repeats_nothing(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """§7.7, settled rules: that holds for the id of any frame, while records come. [7.7-01, S-66,
-    0.7-05]
+    """§7.7, settled rules: the id of any frame is a cursor, also while records arrive.
+    [7.7-01, S-66, 0.7-05]
     """
     first, second = names("s"), names("s")
     for name in (first, second):
@@ -212,7 +212,7 @@ def test_a_second_session_from_the_last_id_loses_and_repeats_nothing(
 def test_an_event_source_that_is_cut_off_again_and_again_misses_nothing(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """§7.4: it sends the last id it saw, and nothing else. [7.4-03, 7.4-01]"""
+    """§7.4: such a client sends only the last id that it received. [7.4-03, 7.4-01]"""
     api.append(topic, [{"data": n} for n in range(500)])
     session = clients.session(api, {topic: {}}, limit=7)
     read: list[int] = []
@@ -236,7 +236,9 @@ def test_an_event_source_that_is_cut_off_again_and_again_misses_nothing(
 def test_a_topic_recreated_between_streams_is_reported(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """S: that holds even if the new head is above the old cursor. [S-52, 7.5-04]"""
+    """Settled rules: the loss is reported even if the new head is above the old cursor. [S-52,
+    7.5-04]
+    """
     short, long, stays = names("short"), names("long"), names("stays")
     for name in (short, long, stays):
         api.add(name, *range(10))

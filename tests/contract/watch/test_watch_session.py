@@ -69,7 +69,7 @@ def test_the_answer_is_complete(api: Api, names: Names) -> None:
 
 
 def test_a_cursor_that_fell_off_the_start_is_seen_in_the_answer(api: Api, topic: str) -> None:
-    """§7.2: the answer shows that before any stream is open. [7.2-11, 7-02]"""
+    """§7.2: the answer shows the loss before any stream is open. [7.2-11, 7-02]"""
     api.put(topic, {"cap_records": 5})
     for number in range(20):
         api.add(topic, number)
@@ -117,7 +117,7 @@ def test_an_unknown_topic_is_404_and_no_session(api: Api, names: Names) -> None:
 
 
 def test_lenient_leaves_unknown_topics_out(api: Api, names: Names, clients: Clients) -> None:
-    """§7.2: such topics are absent from the answer, and no frame names them. [7.2-14]"""
+    """§7.2: unknown topics are absent from the answer, and no frame names them. [7.2-14]"""
     known, unknown = names("known"), names("unknown")
     api.add(known, 1)
     answer = api.http.post("/v0/watch?lenient=true", json={"topics": {unknown: {}, known: {}}})

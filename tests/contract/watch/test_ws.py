@@ -234,7 +234,7 @@ def test_the_nodes_of_a_publish(api: Api, topic: str, clients: Clients) -> None:
 
 
 def test_create_and_config(api: Api, names: Names, clients: Clients) -> None:
-    """§2, §7-ws: both work as in an append. [7-ws-07]"""
+    """§2, §7-ws: `create` and `config` of a publish work as in an append. [7-ws-07]"""
     ws = clients.ws(api)
     absent, capped = names("absent"), names("capped")
     refusal = ws.ask(op="publish", topic=absent, create=False, records=[{"data": 1}])
@@ -252,7 +252,7 @@ def test_create_and_config(api: Api, names: Names, clients: Clients) -> None:
 
 
 def test_a_repeated_idempotency_key_appends_nothing(api: Api, topic: str, clients: Clients) -> None:
-    """§0.8, §7-ws: that also holds across HTTP and WebSocket. [7-ws-07, 7-ws-01]"""
+    """§0.8, §7-ws: HTTP and WebSocket share the keys of a topic. [7-ws-07, 7-ws-01]"""
     ws = clients.ws(api)
     command: Json = {"op": "publish", "topic": topic, "records": [{"data": 1}, {"data": 2}]}
     first = ws.ask(**command, idempotency_key="k", return_seqs=True)

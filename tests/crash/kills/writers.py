@@ -45,7 +45,7 @@ class Connection:
         return response.status, answer
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection to the server."""
         self._http.close()
 
 

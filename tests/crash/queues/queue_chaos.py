@@ -310,7 +310,7 @@ class Nemesis(threading.Thread):
 
 
 class Chaos:
-    """One run."""
+    """One run: a server that is killed, its workers, and the writers of jobs."""
 
     def __init__(self, directory: Path, seed: int, jobs: int, workers: int, kills: int) -> None:
         self.directory = directory

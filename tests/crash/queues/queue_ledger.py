@@ -140,7 +140,7 @@ class _Use:
 
 
 class Ledger:
-    """One run."""
+    """What the clients of one run have seen: jobs, leases and effects."""
 
     def __init__(self, queues: list[Queue]) -> None:
         self.queues = {queue.name: queue for queue in queues}

@@ -190,7 +190,7 @@ def newest(jobs: list[Held]) -> list[Held]:
 
 
 class Worker:
-    """The process."""
+    """One worker of queues, which is a process of its own."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -254,7 +254,7 @@ class Socket:
             raise Broken(str(error)) from None
 
     async def read(self) -> list[Frame]:
-        """One frame."""
+        """Read one frame, as a list."""
         try:
             data: Json = msgspec.json.decode(await self._connection.recv())
         except (ConnectionClosed, OSError) as error:

@@ -169,7 +169,7 @@ class ProducedSimulation:
             self._end = mode
 
     def _start(self, *, may_crash: bool) -> None:
-        """Start, sometimes killed on the way, and compare every topic with its requests."""
+        """Start the server, sometimes with crashes, and compare every topic with its requests."""
         world, rng = self.world, self.rng
         while True:
             if may_crash and rng.random() < 0.15:

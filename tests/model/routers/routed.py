@@ -215,7 +215,7 @@ class RoutedSimulation:
         return mode
 
     def _start(self, end: End, *, may_crash: bool) -> None:
-        """Start until it is ready, sometimes with a crash on the way."""
+        """Start the server, sometimes with crashes, until it is ready."""
         world, rng = self.world, self.rng
         synced = self.judge.synced
         while True:
@@ -249,7 +249,7 @@ class RoutedSimulation:
 
     @property
     def store(self) -> Store:
-        """Its store."""
+        """The store of the running node."""
         return self.node.store
 
     # -- one boot --------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class ViewedSimulation:
 
     @property
     def store(self) -> Store:
-        """Its store."""
+        """The store of the running node."""
         return self.node.store
 
     # -- truth -----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 @pytest.fixture
 def script(server: http.server.ThreadingHTTPServer) -> Script:
-    """Its script."""
+    """The script that the server plays."""
     found: Script = server.script  # type: ignore[attr-defined]
     return found
 

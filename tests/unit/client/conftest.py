@@ -23,7 +23,7 @@ def served() -> Iterator[tuple[str, FakeQueue]]:
 
 @pytest.fixture
 def fake(served: tuple[str, FakeQueue]) -> FakeQueue:
-    """Its state."""
+    """The state of the fake server."""
     return served[1]
 
 

@@ -83,7 +83,7 @@ class Foreign(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def foreign() -> Iterator[Foreign]:
-    """One server."""
+    """A running server that is not a topics server."""
     with Foreign() as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

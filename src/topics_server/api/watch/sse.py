@@ -105,7 +105,7 @@ class SseDialect:
     is_joined: Final = True
 
     def render(self, event: Event, cache: JsonCache) -> bytes:
-        """See `render`."""
+        """The frame of an event: see the function `render`."""
         return render(event, cache)
 
     def message(self, payload: bytes) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report an end that nobody wanted."""
+        """Report that the connection ended although the load still needs it."""
         if not self.is_retired and self.stays_open:
             self.is_retired = True
             why = "the server closed it" if error is None else reason_of(error)
