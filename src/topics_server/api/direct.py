@@ -19,6 +19,8 @@ from functools import partial
 from typing import Final
 
 from topics_server.api.front_door import FrontDoor, deflated, response_of, response_to
+from topics_server.api.messages.producer_headers import FIELDS as OF_PRODUCERS
+from topics_server.api.messages.producer_headers import SEQ as PRODUCER_SEQ
 from topics_server.api.request import Pending, Request, Response
 from topics_server.api.request_body import OFF_LOOP_BYTES, is_bodiless, is_plain
 from topics_server.api.routing import Route
@@ -26,7 +28,7 @@ from topics_server.api.websocket import frames as ws_frames
 from topics_server.auth.api_keys import EVERYBODY, Recalled, bearer_token
 from topics_server.auth.authorize import authorized_socket
 from topics_server.auth.concurrency_limit import check_inflight
-from topics_server.http.content_encoding import JSON_TYPE, accepts_gzip, deflate
+from topics_server.http.content_encoding import accepts_gzip, deflate
 from topics_server.http.error_responses import internal
 from topics_server.http.exchange.door import AnsweringConnection, DirectCall
 from topics_server.http.exchange.known_heads import KnownHeads
@@ -149,6 +151,7 @@ class HotCall:
         "_generation",
         "_handler",
         "_is_checked",
+        "_kind",
         "_method",
         "_name",
         "_path",
@@ -159,6 +162,7 @@ class HotCall:
         "_segment",
         "_state",
         "_takes_gzip",
+        "counter",
         "is_lasting",
         "length",
     )
@@ -189,11 +193,18 @@ class HotCall:
         self._is_checked = False
         self._prefers = b"prefer" in fields
         self._takes_gzip = accepts_gzip(fields.get(b"accept-encoding"))
-        # The lines that plain answers to this head have in common, made with these defaults.
+        # The lines that the last plain answer to this head shares with all of its kind (status and
+        # type), made with these defaults.
         self._first = b""
+        self._kind = (0, b"")
         self._defaults: list[tuple[bytes, bytes]] = []
         self.length = int(fields.get(b"content-length", b"0"))
-        self.is_lasting = not query and _PASSING.isdisjoint(fields)
+        passing = _PASSING.intersection(fields)
+        self.counter = b""
+        if passing == OF_PRODUCERS:
+            # The requests of a producer have the same head, except for their number.
+            self.counter, passing = PRODUCER_SEQ, frozenset()
+        self.is_lasting = not (query or passing)
         self._request_id = request_id(fields) if REQUEST_ID in fields else b""
 
     def _check(self, connection: AnsweringConnection) -> None:
@@ -214,7 +225,7 @@ class HotCall:
             fields.pop(b"authorization", None)
         self._is_checked = True
 
-    def serve(self, connection: AnsweringConnection, body: bytes) -> bool:
+    def serve(self, connection: AnsweringConnection, body: bytes, number: bytes = b"") -> bool:
         """See `door.DirectCall`."""
         state = self._state
         if self._is_checked and (
@@ -226,7 +237,7 @@ class HotCall:
         request = Request(
             self._method,
             self._name,
-            self._fields,
+            {**self._fields, self.counter: number} if number else self._fields,
             self._query,
             body,
             monotonic_s() * 1000,
@@ -347,19 +358,15 @@ class HotCall:
             route, self._method, self._path, status, size, request.started_ms, made_id
         )
         defaults = connection.server_state.default_headers
-        is_plain = (
-            status == 200
-            and not (is_packed or response.headers)
-            and response.content_type is JSON_TYPE
-        )
-        if is_plain and defaults is self._defaults:
+        kind = None if is_packed or response.headers else (status, response.content_type)
+        if kind == self._kind and defaults is self._defaults:
             first = self._first
         else:
             first = front.first_lines(
                 defaults, route, request, self._path, response, is_packed=is_packed
             )
-            if is_plain:
-                self._first, self._defaults = first, defaults
+            if kind is not None:
+                self._first, self._kind, self._defaults = first, kind, defaults
         if status in BODILESS:
             last = last_lines(response, size, made_id)
         else:

@@ -44,16 +44,19 @@ class AnsweringConnection(Protocol):
 class DirectCall(Protocol):
     """The handler call for a request's head. `length`: bytes of the body.
 
-    `is_lasting`: the call is valid for every request with the same head.
+    `is_lasting`: the call is valid for every request with the same head. `counter`: the name of the
+    field in which the heads of these requests may differ, because it counts them; empty for none.
     """
 
     length: int
     is_lasting: bool
+    counter: bytes
 
-    def serve(self, connection: AnsweringConnection, body: bytes) -> bool:
+    def serve(self, connection: AnsweringConnection, body: bytes, number: bytes = b"") -> bool:
         """Answer through `connection.answer`, now or later.
 
-        Returns False, without any effect, if the handler has to wait. Does not raise.
+        `number`: the value of `counter` in this request, unless it is the first one. Returns False,
+        without any effect, if the handler has to wait. Does not raise.
         """
         ...
 

@@ -5,6 +5,9 @@ begins after the head, and its length is known from the head. Many clients send 
 after the other: the connection waits a moment for the body. A head that may hold a key is stored
 only as a keyed digest. One instance for each door. `http/connection` calls `serve` between two
 requests, and `keep` with the bytes that the parser read.
+
+One field of a head may count the requests of a client (`DirectCall.counter`). Such a head is stored
+without the digits of that field, so that it is known with every number.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ _HEADS_MAX: Final = 4096
 _END: Final = b"\r\n\r\n"
 # A head that contains this word, in upper or lower case, may hold a key.
 _OF_KEYS: Final = b"authorization"
+# The most spellings of counters, such as `\r\nProducer-Seq: `; at the limit no other is stored.
+_COUNTERS_MAX: Final = 4
 # How long a known head waits for its body before it is parsed, seconds.
 _BODY_AWAITED_S: Final = 0.01
 
@@ -31,11 +36,13 @@ _BODY_AWAITED_S: Final = 0.01
 class KnownHeads:
     """Direct calls by their heads, or by the digests of heads that may hold a key."""
 
-    __slots__ = ("_by_digest", "_by_head", "_secret")
+    __slots__ = ("_by_digest", "_by_head", "_counters", "_secret")
 
     def __init__(self) -> None:
         self._by_head: dict[bytes, DirectCall] = {}
         self._by_digest: dict[bytes, DirectCall] = {}
+        # The bytes before the digits of a counter, as clients spell them.
+        self._counters: tuple[bytes, ...] = ()
         self._secret = random_id(32).encode("ascii")
 
     def __len__(self) -> int:
@@ -49,7 +56,16 @@ class KnownHeads:
         connection holds it back.
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
-        head = data[:end]
+        head, number = data[:end], b""
+        for counter in self._counters:
+            at = head.find(counter) + len(counter)
+            if at >= len(counter):
+                number = head[at : head.find(b"\r", at)]
+                if not number.isdigit():
+                    # Without a number, the head may look like one from which it was removed.
+                    return False
+                head = head[:at] + head[at + len(number) :]
+                break
         call = self._by_head.get(head)
         if call is None:
             if not self._by_digest:
@@ -58,7 +74,7 @@ class KnownHeads:
             if call is None:
                 return False
         if len(data) == end + call.length:
-            return call.serve(connection, data[end:])
+            return call.serve(connection, data[end:], number)
         if len(data) == end:
             connection.await_body(data)
             return True
@@ -75,10 +91,33 @@ class KnownHeads:
             if len(self) >= _HEADS_MAX:
                 self.clear()
             head = data[:end]
+            if call.counter:
+                head = self._without_number(head, call.counter)
+                if not head:
+                    return
             if _OF_KEYS in head.lower():
                 self._by_digest[self._digest(head)] = call
             else:
                 self._by_head[head] = call
+
+    def _without_number(self, head: bytes, name: bytes) -> bytes:
+        """The head without the digits of its counter; empty if the head is not to be kept."""
+        lower = head.lower()
+        at = lower.find(b"\r\n%b:" % name)
+        # A second place with this name could be the field that the parser has read.
+        if at < 0 or lower.count(name) != 1:
+            return b""
+        line_end = head.find(b"\r\n", at + 2)
+        start = at + len(name) + 3
+        start += len(head[start:line_end]) - len(head[start:line_end].lstrip(b" "))
+        if not head[start:line_end].isdigit():
+            return b""
+        counter = head[at:start]
+        if counter not in self._counters:
+            if len(self._counters) >= _COUNTERS_MAX:
+                return b""
+            self._counters += (counter,)
+        return head[:start] + head[line_end:]
 
     def _digest(self, head: bytes) -> bytes:
         return blake2b(head, digest_size=16, key=self._secret).digest()
@@ -87,6 +126,7 @@ class KnownHeads:
         """Forget all heads: their calls may be out of date."""
         self._by_head.clear()
         self._by_digest.clear()
+        self._counters = ()
 
 
 class EarlyHead:

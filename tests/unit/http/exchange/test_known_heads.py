@@ -69,7 +69,10 @@ async def test_a_head_is_parsed_once_for_all_connections() -> None:
         b"idempotency-key: k\r\n",
         b"x-request-id: mine\r\n",
         b"origin: http://a.example\r\n",
-        b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: 0\r\n",
+        b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: 0\r\nx-request-id: mine\r\n",
+        # The number has blanks behind it, or the name of its field is in the head twice.
+        b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: 0 \r\n",
+        b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: 0\r\nx-producer-seq: 1\r\n",
         b"x: " + b"y" * 2000 + b"\r\n",
     ],
 )
@@ -79,6 +82,68 @@ async def test_a_head_that_means_one_request_is_not_kept(headers: bytes) -> None
     await turns()
     assert statuses(side.wire) == [200]
     assert not side.config.loaded_app.topics_door.known_heads
+    side.protocol.connection_lost(None)
+
+
+def produced(fields: bytes) -> bytes:
+    return request(APPEND, headers=JSON + fields)
+
+
+async def test_a_head_that_counts_is_known_with_every_number() -> None:
+    side, parsed = await side_of()
+    one = b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: %d\r\nx: y\r\n"
+    for seq in (0, 1, 10, 2):
+        side.protocol.data_received(produced(one % seq))
+        await turns()
+    assert parsed == [produced(one % 0)]
+    assert statuses(side.wire) == [200, 200, 409, 200]
+    # Another producer, another epoch, no number, a number in words, two numbers.
+    others = [
+        one.replace(b"id: p", b"id: q") % 0,
+        one.replace(b"epoch: 0", b"epoch: 1") % 0,
+        one.replace(b"%d", b""),
+        one.replace(b"%d", b"-3"),
+        one.replace(b"%d", b"1\r\nproducer-seq: 1"),
+    ]
+    del parsed[:]
+    for fields in others:
+        side.protocol.data_received(produced(fields))
+        await turns()
+    assert parsed == list(map(produced, others))
+    assert statuses(side.wire)[4:] == [200, 200, 400, 400, 400]
+    side.protocol.connection_lost(None)
+
+
+async def test_a_counting_head_with_a_key_is_kept_without_the_key() -> None:
+    side, parsed = await side_of()
+    side.state.keys = KeyRing(parse_keys("one,two"))
+    fields = b"authorization: Bearer %b\r\nProducer-Id: p\r\nProducer-Epoch: 0\r\n"
+    fields += b"Producer-Seq: %d\r\n"
+    for key, seq in ((b"one", 0), (b"one", 1), (b"six", 2), (b"one", 2)):
+        side.protocol.data_received(produced(fields % (key, seq)))
+        await turns()
+    assert statuses(side.wire) == [200, 200, 401, 200]
+    assert parsed == [produced(fields % (b"one", 0)), produced(fields % (b"six", 2))]
+    heads = side.config.loaded_app.topics_door.known_heads
+    assert (len(heads), heads._by_head) == (2, {}), "one for each key"
+    heads.clear()
+    side.protocol.data_received(produced(fields % (b"one", 3)))
+    await turns()
+    assert parsed[2:] == [produced(fields % (b"one", 3))]
+    side.protocol.connection_lost(None)
+
+
+async def test_few_spellings_of_a_counter_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_heads, "_COUNTERS_MAX", 1)
+    side, parsed = await side_of()
+    fields = b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: %d\r\n"
+    for seq, spelled in enumerate((b"producer-seq: ", b"Producer-Seq:", b"producer-seq: ")):
+        sent = produced(fields.replace(b"producer-seq: ", spelled) % seq)
+        side.protocol.data_received(sent)
+        await turns()
+    assert statuses(side.wire) == [200, 200, 200]
+    assert len(parsed) == 2, "the first spelling is known"
+    assert len(side.config.loaded_app.topics_door.known_heads) == 1
     side.protocol.connection_lost(None)
 
 
