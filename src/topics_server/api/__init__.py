@@ -26,4 +26,5 @@ body.
 - `request_body`: reads and inflates request bodies within their limits.
 - `routes`: the route table: which handler answers which method and path (§9).
 - `routing`: routes: the methods of a route, and the search for the route of a path.
+- `waiting_turn`: a request that waits for its turn under pressure.
 """

@@ -8,10 +8,13 @@ cannot be created (`Registry.check_free`); a stream whose topic has such a name 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from topics_server.values.model import HASH_CHARS, HASHED_PREFIX, is_topic_name
 
 
+# Cached, because a client appends to one stream many times.
+@lru_cache(maxsize=1024)
 def topic_of(path: str) -> str:
     """The name of the topic for the stream at `path` (decoded, without a leading slash)."""
     if is_topic_name(path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from topics_server.engine.topic.topic import Topic
 from topics_server.streams.values import Position, StreamView, position_of_seq
 
@@ -28,6 +30,7 @@ def view_of(topic: Topic) -> StreamView:
     )
 
 
+@lru_cache(maxsize=256)
 def is_json(content_type: str) -> bool:
     """Whether streams of this type hold JSON messages."""
     return media_type(content_type) == "application/json"
@@ -38,6 +41,8 @@ def same_type(one: str, other: str) -> bool:
     return media_type(one) == media_type(other)
 
 
+# Cached, because every append compares its type with that of its stream.
+@lru_cache(maxsize=256)
 def media_type(content_type: str) -> str:
     """The media type of a content type."""
     return content_type.partition(";")[0].strip().lower()

@@ -242,15 +242,15 @@ class Streams:
             raise self._stream_error(path, topic, error) from None
         return _appended(topic, done, asked)
 
-    def begin_append(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppending | None:
+    def begin_append(
+        self, path: str, body: bytes, asked: AppendAsked, *, flush_now: bool = False
+    ) -> StreamAppending | None:
         """Begin what `append` does, without waiting; None if the append must wait.
 
-        After None nothing was done. For callers that do not run in a task. Raises the errors of
-        `append`.
+        After None nothing was done. For callers that do not run in a task. `flush_now`: write now,
+        not at the end of this loop turn. Raises the errors of `append`.
         """
-        if topic_of(path) in self._store.pending_names:
-            return None
-        if self._large_appends.takes(body):
+        if topic_of(path) in self._store.pending_names or self._large_appends.takes(body):
             return None
         topic = self._topic(path)
         self._check_type(topic, asked)
@@ -258,7 +258,12 @@ class Streams:
         kept, decoded = self._asked_append(topic, content, asked)
         try:
             appending = self._store.begin_append(
-                topic.name, kept, decoded, header_key=asked.key, producer=asked.producer
+                topic.name,
+                kept,
+                decoded,
+                header_key=asked.key,
+                producer=asked.producer,
+                flush_now=flush_now,
             )
         except TopicsError as error:
             raise self._stream_error(path, topic, error) from None
@@ -286,7 +291,9 @@ class Streams:
             raise invalid("an append must contain at least one message")
         kept, decoded = records
         step = StreamStep(asked.seq, asked.closes) if asked.seq or asked.closes else None
-        return kept, msgspec.structs.replace(decoded, create=False, step=step)
+        if step is not None or decoded.create is not False:
+            decoded = msgspec.structs.replace(decoded, create=False, step=step)
+        return kept, decoded
 
     async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
         """Close a stream: no more appends. Closed before it returns.

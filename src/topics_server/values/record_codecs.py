@@ -48,6 +48,7 @@ from topics_server.values.limits import (
     DELAY_MS_MAX,
     JSON_DEPTH_MAX,
     KIB,
+    RECORD_FRAMING_BYTES,
     TRACE_BYTES,
     TRACEPARENT_BYTES,
 )
@@ -138,10 +139,24 @@ def bytes_body(content_type: str, data: bytes) -> bytes:
 
 
 def decode_bytes(content_type: str, data: bytes) -> DecodedAppend:
-    """Make the append of one bytes record."""
-    meta = bytes_meta(content_type)
-    decoded = of_columns([data], [meta], [None], [None])
-    return msgspec.structs.replace(decoded, form=BYTES_GRAMMAR)
+    """Make the append of one bytes record; as an append to a stream it creates no topic."""
+    meta, size = bytes_meta(content_type), len(data)
+    payload_bytes = size + len(meta)
+    return DecodedAppend(
+        [data],
+        [meta],
+        [None],
+        [None],
+        1,
+        RECORD_FRAMING_BYTES + payload_bytes,
+        size,
+        payload_bytes,
+        0,
+        0,
+        has_metas=True,
+        create=False,
+        form=BYTES_GRAMMAR,
+    )
 
 
 def _decode_bytes(body: bytes) -> DecodedAppend:
@@ -195,11 +210,26 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
         raise not_json(error, body) from None
     except RecursionError:
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels") from None
-    if any(len(data) > 2 * JSON_DEPTH_MAX and exceeds_depth(data) for data in datas):
+    sizes = list(map(len, datas))
+    count, payload_bytes, longest_bytes = len(datas), sum(sizes), max(sizes, default=0)
+    if longest_bytes > 2 * JSON_DEPTH_MAX and any(
+        len(data) > 2 * JSON_DEPTH_MAX and exceeds_depth(data) for data in datas
+    ):
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
-    count = len(datas)
-    decoded = of_columns(datas, [b""] * count, [None] * count, [None] * count)
-    return msgspec.structs.replace(decoded, form=MESSAGES_GRAMMAR)
+    return DecodedAppend(
+        datas,
+        [b""] * count,
+        [None] * count,
+        [None] * count,
+        count,
+        RECORD_FRAMING_BYTES * count + payload_bytes,
+        longest_bytes,
+        payload_bytes,
+        0,
+        0,
+        create=False,
+        form=MESSAGES_GRAMMAR,
+    )
 
 
 # -- records with keys -----------------------------------------------------------------------------

@@ -3,5 +3,4 @@
 - `handlers`: queue routes (§10): claim, ack, nack, extend, push stream, leases, redrive.
 - `requests`: request shapes of queue routes (§10).
 - `responses`: responses and stream frames of queue routes (§10).
-- `waiting_turn`: a request that waits for its turn under pressure.
 """

@@ -39,7 +39,6 @@ from topics_server.api.queues.responses import (
     render_nacked,
     render_redriven,
 )
-from topics_server.api.queues.waiting_turn import WaitingTurn
 from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
 from topics_server.api.request import (
     Answer,
@@ -52,6 +51,7 @@ from topics_server.api.request import (
     end,
     released,
 )
+from topics_server.api.waiting_turn import WaitingTurn
 from topics_server.api.watch.broadcast import FAILED, BroadcastStream
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
@@ -102,7 +102,7 @@ def _in_turn(
         if asked.wait_ms or queues.coalesces(request.name):
             return _claim_in_turn(state, queues, request, asked, render)
         begin = partial(_claim, queues, asked, render, gone=_stays)
-        waiting = WaitingTurn(state, request, begin)
+        waiting = WaitingTurn(state, request, request.name, begin)
         return Pending(waiting.when_resolved, waiting.answer)
     return _claim(queues, asked, render, request)
 

@@ -9,6 +9,7 @@ also to fork, `delete` to delete. Called through the route table in `api/routes`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +43,7 @@ from topics_server.api.streams.pages import (
     tag_of_range,
 )
 from topics_server.api.streams.request_headers import (
+    NEXT_OFFSET,
     ReadAsked,
     append_asked,
     check_unconditional,
@@ -51,16 +53,20 @@ from topics_server.api.streams.request_headers import (
     resumed_at,
 )
 from topics_server.api.streams.whole_reader import WholeReader
+from topics_server.api.waiting_turn import WaitingTurn
 from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.http.error_responses import Headers
 from topics_server.http.responses import lines_of, wants_gzip
 from topics_server.runtime.clock import now_ms, random_u64
+from topics_server.streams.offsets import text_of
 from topics_server.streams.paths import topic_of
 from topics_server.streams.service import Streams
 from topics_server.streams.values import Position, StreamAppended, StreamPage, StreamView
 from topics_server.values.errors import invalid
+from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.values.texts.key_list import READ
 
+_OFFSET_LINE: Final = NEXT_OFFSET + b": %b\r\n"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
 
@@ -120,11 +126,25 @@ def _url(request: Request, mount: str) -> bytes:
 
 def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any, Response]:
     """`POST {mount}/{path}`: append to a stream, close it, or both."""
-    streams = _admitted(state)
-    if state.throttle.is_active or not request.body:
+    admit(state)
+    if not 0 < len(request.body) <= LARGE_APPEND_BYTES_MIN:
         return _append_slowly(state, request)
+    is_in_turn = state.throttle.is_active
+    if is_in_turn:
+        topic = topic_of(request.name)
+        if not state.throttle.passes(topic):
+            waiting = WaitingTurn(state, request, topic, partial(_begin_append, state))
+            return Pending(waiting.when_resolved, waiting.answer)
+    # A request that the throttle lets through at once must not wait for this turn's group either.
+    return _begin_append(state, request, flush_now=is_in_turn)
+
+
+def _begin_append(
+    state: ServerState, request: Request, *, flush_now: bool = False
+) -> Pending | Coroutine[Any, Any, Response]:
+    streams = _admitted(state)
     asked = append_asked(request.headers)
-    appending = streams.begin_append(request.name, request.body, asked)
+    appending = streams.begin_append(request.name, request.body, asked, flush_now=flush_now)
     if appending is None:
         return _append_slowly(state, request)
     status = 204 if asked.producer is None else 200
@@ -136,7 +156,8 @@ async def _append_slowly(state: ServerState, request: Request) -> Response:
     streams = _admitted(state)
     if request.body:
         asked = append_asked(request.headers)
-        await _turn(state, request)
+        if request.throttle_wait_ms is None:
+            await _turn(state, request)
         done = await streams.append(request.name, request.body, asked)
         is_counted = asked.producer is not None and not done.is_repeat
         return _appended(done, 200 if is_counted else 204)
@@ -149,7 +170,7 @@ async def _append_slowly(state: ServerState, request: Request) -> Response:
 
 
 def _appended(done: StreamAppended, status: int) -> Response:
-    varying = lines_of(offset_header(done.tail))
+    varying = _OFFSET_LINE % text_of(done.tail).encode("ascii")
     if done.epoch is not None and done.seq is not None:
         varying += accepted_lines(done.epoch, done.seq)
     headers = closed_header(done.is_closed)

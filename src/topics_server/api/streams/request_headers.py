@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
@@ -104,10 +105,10 @@ def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
 def append_asked(headers: Headers) -> AppendAsked:
     """Decode a POST with a body. Raises `invalid_request`."""
     check_unconditional(headers)
-    if not headers.get(b"content-type", b"").strip():
-        raise invalid("an append must have the stream's Content-Type", "Content-Type")
     content_type = _type_of(headers)
     if content_type is None:
+        if not headers.get(b"content-type", b"").strip():
+            raise invalid("an append must have the stream's Content-Type", "Content-Type")
         raise invalid("Content-Type must be a media type", "Content-Type")
     seq = headers.get(b"stream-seq")
     if seq is not None and not 0 < len(seq) <= STREAM_SEQ_BYTES_MAX:
@@ -125,7 +126,7 @@ def append_asked(headers: Headers) -> AppendAsked:
 
 def closes(headers: Headers) -> bool:
     """Whether the stream is to be closed."""
-    return headers.get(CLOSED, b"").strip().lower() == b"true"
+    return CLOSED in headers and headers[CLOSED].strip().lower() == b"true"
 
 
 def read_asked(query: bytes) -> ReadAsked:
@@ -176,7 +177,13 @@ def _parameters(query: bytes) -> dict[str, str]:
 
 def _type_of(headers: Headers) -> str | None:
     """The content type; None if it is missing or malformed."""
-    sent = headers.get(b"content-type", b"").strip()
+    return _checked_type(headers.get(b"content-type", b""))
+
+
+# Cached, because a client sends one type with all its appends. An error is not cached.
+@lru_cache(maxsize=256)
+def _checked_type(sent: bytes) -> str | None:
+    sent = sent.strip()
     if len(sent) > STREAM_TYPE_CHARS_MAX:
         raise invalid(f"Content-Type must have at most {STREAM_TYPE_CHARS_MAX} characters")
     return sent.decode("ascii") if _TYPE.fullmatch(sent) is not None else None

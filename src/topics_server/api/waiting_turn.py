@@ -2,7 +2,7 @@
 
 It has no task. The throttle calls `begin`, so that the work counts towards the throttle's current
 slice. `begin` must not wait for `request.gone`: on the direct way `gone` never returns. Called by
-`api/queues/handlers`.
+`api/queues/handlers` and `api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Begin = Callable[[Request], "Answer | Pending | Coroutine[Any, Any, Answer]"]
 
 
 class WaitingTurn:
-    """A request in the wait queue; `begin` answers it once it has its turn.
+    """A request in the wait queue of a topic; `begin` answers it once it has its turn.
 
     This object and its callback refer to each other. It drops finished parts at once, because the
     garbage collector does not examine old objects.
     """
 
-    def __init__(self, state: ServerState, request: Request, begin: Begin) -> None:
+    def __init__(self, state: ServerState, request: Request, topic: str, begin: Begin) -> None:
         self._state = state
         self._request: Request | None = request
         self._begin = begin
         self._callback: Callable[[], object] | None = None
         self._answer: Callable[[], Any] | None = None
-        self._waiting = state.throttle.enqueue(request.name, len(request.body))
+        self._waiting = state.throttle.enqueue(topic, len(request.body))
         self._waiting.over = self._over
 
     def when_resolved(self, callback: Callable[[], object]) -> None:
