@@ -29,6 +29,8 @@ _END: Final = b"\r\n\r\n"
 _OF_KEYS: Final = b"authorization"
 # The most spellings of counters, such as `\r\nProducer-Seq: `; at the limit no other is stored.
 _COUNTERS_MAX: Final = 4
+# A head with a longer number is parsed, which also measures the head.
+_DIGITS_MAX: Final = 16
 # How long a known head waits for its body before it is parsed, seconds.
 _BODY_AWAITED_S: Final = 0.01
 
@@ -61,7 +63,7 @@ class KnownHeads:
             at = head.find(counter) + len(counter)
             if at >= len(counter):
                 number = head[at : head.find(b"\r", at)]
-                if not number.isdigit():
+                if not number.isdigit() or len(number) > _DIGITS_MAX:
                     # Without a number, the head may look like one from which it was removed.
                     return False
                 head = head[:at] + head[at + len(number) :]

@@ -97,12 +97,13 @@ async def test_a_head_that_counts_is_known_with_every_number() -> None:
         await turns()
     assert parsed == [produced(one % 0)]
     assert statuses(side.wire) == [200, 200, 409, 200]
-    # Another producer, another epoch, no number, a number in words, two numbers.
+    # Another producer, another epoch, no number, a negative, a long one, two numbers.
     others = [
         one.replace(b"id: p", b"id: q") % 0,
         one.replace(b"epoch: 0", b"epoch: 1") % 0,
         one.replace(b"%d", b""),
         one.replace(b"%d", b"-3"),
+        one.replace(b"%d", b"0" * 16 + b"3"),
         one.replace(b"%d", b"1\r\nproducer-seq: 1"),
     ]
     del parsed[:]
@@ -110,7 +111,7 @@ async def test_a_head_that_counts_is_known_with_every_number() -> None:
         side.protocol.data_received(produced(fields))
         await turns()
     assert parsed == list(map(produced, others))
-    assert statuses(side.wire)[4:] == [200, 200, 400, 400, 400]
+    assert statuses(side.wire)[4:] == [200, 200, 400, 400, 403, 400]
     side.protocol.connection_lost(None)
 
 
