@@ -177,13 +177,13 @@ def _parameters(query: bytes) -> dict[str, str]:
 
 def _type_of(headers: Headers) -> str | None:
     """The content type; None if it is missing or malformed."""
-    return _checked_type(headers.get(b"content-type", b""))
+    return _checked_type(headers.get(b"content-type", b"").strip())
 
 
-# Cached, because a client sends one type with all its appends. An error is not cached.
+# Cached, because a client sends one type with all its appends. Errors are not cached, so no key is
+# longer than the bound.
 @lru_cache(maxsize=256)
 def _checked_type(sent: bytes) -> str | None:
-    sent = sent.strip()
     if len(sent) > STREAM_TYPE_CHARS_MAX:
         raise invalid(f"Content-Type must have at most {STREAM_TYPE_CHARS_MAX} characters")
     return sent.decode("ascii") if _TYPE.fullmatch(sent) is not None else None
