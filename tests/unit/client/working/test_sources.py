@@ -47,20 +47,6 @@ def test_a_stream_that_waits_for_a_replay_is_not_given_up(
     assert fake.calls("claim") == []
 
 
-def test_a_server_that_does_not_wait_is_not_asked_all_the_time(
-    fake: FakeQueue, start: Start
-) -> None:
-    fake.has_wait = False
-    seen: list[Any] = []
-    run = start(lambda job: seen.append(job.data), push="never")
-    fake.wait_for(lambda: len(fake.calls("claim")) >= 2)
-    fake.add("late")
-    fake.wait_for(lambda: not fake.jobs)
-    assert run.stop() == Stats(done=1)
-    assert seen == ["late"]
-    assert len(fake.calls("claim")) <= 6
-
-
 class Recorded(Chance):
     """Real time, with every pause noted."""
 
@@ -75,6 +61,22 @@ class Recorded(Chance):
     def of(self, *lengths: float) -> list[float]:
         """The noted pauses of these lengths, in order."""
         return [wait for wait in self.pauses if wait in lengths]
+
+
+def test_a_server_that_does_not_wait_is_not_asked_all_the_time(
+    fake: FakeQueue, start: Start
+) -> None:
+    effects = Recorded()
+    fake.has_wait = False
+    seen: list[Any] = []
+    run = start(lambda job: seen.append(job.data), push="never", effects=effects)
+    fake.wait_for(lambda: len(fake.calls("claim")) >= 4)
+    fake.add("late")
+    fake.wait_for(lambda: not fake.jobs)
+    assert run.stop() == Stats(done=1)
+    assert seen == ["late"]
+    # A pause follows each claim without a job, twice as long as the one before.
+    assert effects.of(51, 101, 201)[:3] == [51, 101, 201]
 
 
 def test_pauses_grow_until_a_stream_brings_a_job(fake: FakeQueue, start: Start) -> None:
