@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.clients.load import STALL_SECONDS, Tally, rank
 from benchmarks.clients.postgres_queue import POSTGRES_WIRES
 from benchmarks.clients.queue_wires import WIRES, Wire, WireError, numbers, payload
-from benchmarks.servers.process import cpu_seconds
+from benchmarks.servers.cpu_time import cpu_seconds
 
 # For a larger buffer the allocator calls the kernel three times, which costs more than the rest of
 # a call.

@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.clients import postgres
 from benchmarks.clients.loader import BenchmarkError
-from benchmarks.servers.process import ServerProcess, cpu_seconds
+from benchmarks.servers.cpu_time import cpu_seconds
+from benchmarks.servers.process import ServerProcess
 from tests.streams import node
 
 NATS_HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.clients.loader import BenchmarkError
+from benchmarks.servers.cpu_time import cpu_seconds, family, read_proc
 
 IDLE_SECONDS = 2.0
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +32,12 @@ class Reply:
     body: bytes
 
 
-def read_proc(name: str) -> str:
-    """A file of `/proc`; empty if the process has ended."""
-    try:
-        return Path(f"/proc/{name}").read_text()
-    except OSError:
-        return ""
-
-
-def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    found = [pid]
-    for member in found:  # the list grows during the loop
-        found += map(int, read_proc(f"{member}/task/{member}/children").split())
-    return found
-
-
 def rss_anon_bytes(pid: int) -> int:
     """Anonymous resident memory of one process."""
     for line in read_proc(f"{pid}/status").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time so far of a process and all its descendants, user and system."""
-    ticks = 0
-    for member in family(pid):
-        fields = read_proc(f"{member}/stat").rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:15]))  # includes ended children
-    return ticks / TICKS_PER_SECOND
 
 
 class ServerProcess:

@@ -16,8 +16,9 @@ from benchmarks.cases.views.by_hand import by_hand
 from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.clients.requests import RECORD_BYTES, append_body, append_request
 from benchmarks.report.figures import Bar, Figure, Series, ratios
+from benchmarks.servers.cpu_time import cpu_seconds, family, read_proc
 from benchmarks.servers.peers import NotInstalled
-from benchmarks.servers.process import ServerProcess, cpu_seconds, family, read_proc
+from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.server import STILL
 
 TOPIC = "bench"
