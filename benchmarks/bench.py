@@ -98,6 +98,12 @@ class Bench:
         self._servers.append(process)
         return process
 
+    def end_servers(self) -> None:
+        """Kill all processes, so that the next part of a case has the machine for itself."""
+        for server in self._servers:
+            server.kill()
+        self._servers.clear()
+
     # -- load -----------------------------------------------------------------------------------
 
     def requests(self, name: str, requests: Iterable[bytes]) -> Path:
@@ -187,8 +193,7 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for server in self._servers:
-            server.kill()
+        self.end_servers()
         self.loader.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

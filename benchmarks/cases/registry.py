@@ -21,6 +21,7 @@ from benchmarks.cases.operating import operate_cost
 from benchmarks.cases.queues import queue_calls, queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.routers import routed_recovery, routers
+from benchmarks.cases.scaling.case import scaling
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.views.applied import views, views_rebuild
 from benchmarks.cases.watch.fanout import fanout, wake_up
@@ -82,6 +83,8 @@ OPERATE_CASES: dict[str, Case] = {
     "operate-cost": operate_cost,
 }
 
+SCALING_CASES: dict[str, Case] = {"scaling": scaling}
+
 VIEW_CASES: dict[str, Case] = {"views": views, "views-rebuild": views_rebuild}
 
 ARCHIVE_CASES: dict[str, Case] = {"archive": archive}
@@ -105,6 +108,7 @@ CASES = (
     | ROUTER_CASES
     | OPERATE_CASES
     | STREAM_CASES
+    | SCALING_CASES
     | VIEW_CASES
     | ARCHIVE_CASES
     | BUILD_CASES

@@ -8,6 +8,10 @@ milliseconds, and the cost of an HTTP client does not count as the server's.
 Invariants: a job is bounded in time and, if requested, in count; every connection has at most one
 request in flight; every result other than a complete 2xx answer is an error.
 
+With `pid`, the answer has the CPU time of that process and its children for each request. A
+connection's first request is then not counted, so that neither its opening nor its first head is
+part of the cost; HTTP only.
+
 With `stamp`, a request names its producer: the generator replaces `{producer}` by a name that no
 other connection of any job has, and `{turn}` by the number of the request on its connection, from
 0.
@@ -32,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clients import postgres
+from benchmarks.servers.cpu_time import cpu_seconds
 
 CHUNK_BYTES = 1 << 20
 STALL_SECONDS = 30.0
@@ -202,7 +207,9 @@ class Requests:
 class Tally:
     """The measurements of one job."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int = 0) -> None:
+        self._pid = pid
+        self._server_cpu = cpu_seconds(pid) if pid else 0.0
         self.latencies_ns = array("Q")
         self.errors = 0
         self.first_error = ""
@@ -225,6 +232,7 @@ class Tally:
     def report(self) -> dict[str, Any]:
         """The answer to the job; latencies in milliseconds."""
         cpu = time.process_time() - self.cpu
+        server_cpu = cpu_seconds(self._pid) - self._server_cpu if self._pid else 0.0
         count = len(self.latencies_ns)
         seconds = max((self.ended_ns - self.started_ns) / 1e9, 1e-9)
         ordered = sorted(self.latencies_ns)
@@ -237,6 +245,7 @@ class Tally:
             "p99_ms": rank(ordered, 0.99) / 1e6,
             "max_ms": (ordered[-1] if ordered else 0) / 1e6,
             "generator_cpu_us": cpu / max(count, 1) * 1e6,
+            "server_cpu_us": server_cpu / max(count, 1) * 1e6,
             "errors": self.errors,
             "first_error": self.first_error,
         }
@@ -254,6 +263,20 @@ def producer_name(job: dict[str, Any], number: int) -> bytes:
     return b"p-%d-%x" % (number, time.time_ns()) if job.get("stamp") else b""
 
 
+def first_answer(
+    connection: Connection, request: bytes, poll: select.epoll, buffer: bytearray
+) -> None:
+    """Send a request that is not counted, while nothing else is in flight."""
+    is_sent, complete = connection.send(connection.stamped(request)), False
+    assert is_sent, "the socket has no room for a first request"
+    while not complete:
+        assert poll.poll(STALL_SECONDS), f"no first answer for {STALL_SECONDS:.0f} s"
+        size = connection.sock.recv_into(buffer, 0, DISCARD if connection.missing else 0)
+        assert size, "the server closed the connection"
+        complete = connection.receive_http(buffer, size)
+    assert not connection.wrong, connection.wrong.decode("latin-1")
+
+
 def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """Every connection sends its next request as soon as it has the answer to the last one."""
     replies = int(job.get("replies", 0))
@@ -266,7 +289,11 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
         connection = Connection(int(job["port"]), producer_name(job, number), greeting)
         live[connection.sock.fileno()] = connection
         poll.register(connection.sock, select.EPOLLIN)
-    tally = Tally()
+    pid = int(job.get("pid", 0))
+    for connection in live.values() if pid else ():
+        first_answer(connection, requests.take(), poll, buffer)
+    ended: list[Connection] = []
+    tally = Tally(pid)
     end_ns = tally.started_ns + int(float(job["seconds"]) * 1e9)
 
     def start(fd: int, connection: Connection) -> None:
@@ -277,7 +304,7 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
 
     def retire(fd: int) -> None:
         poll.unregister(fd)
-        live.pop(fd).sock.close()
+        ended.append(live.pop(fd))  # closed below, so that closing is not part of the cost
 
     for fd, connection in live.items():
         start(fd, connection)
@@ -315,10 +342,11 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
                     start(fd, connection)
                 else:
                     retire(fd)
-    for connection in live.values():
+    report = tally.report()
+    for connection in (*live.values(), *ended):
         connection.sock.close()
     poll.close()
-    return tally.report()
+    return report
 
 
 def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
@@ -342,7 +370,9 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     sock.setsockopt(
         socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(STALL_SECONDS), 0)
     )
-    tally = Tally()
+    pid = int(job.get("pid", 0))
+    is_counted = not pid
+    tally = Tally(pid)
     now_ns = due_ns = tally.started_ns
     end_ns = due_ns + int(float(job["seconds"]) * 1e9)
     while due_ns < end_ns and left > 0:
@@ -371,13 +401,21 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
         if not complete:
             tally.fail("the server closed the connection")
             break
+        if not is_counted and not connection.wrong:
+            is_counted = True
+            left += 1
+            tally = Tally(pid)
+            now_ns = due_ns = tally.started_ns
+            end_ns = due_ns + int(float(job["seconds"]) * 1e9)
+            continue
         now_ns = time.perf_counter_ns()
         tally.done(connection, now_ns)
         tally.ended_ns = now_ns
         # After a pause, later probes are delayed: a burst would hide the pause.
         due_ns = max(due_ns + step_ns, now_ns)
+    report = tally.report()
     sock.close()
-    return tally.report()
+    return report
 
 
 def main() -> None:

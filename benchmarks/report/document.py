@@ -1,7 +1,8 @@
 """Writes a stored report into the documentation: pages of figures, and the overview.
 
 `docs/performance/GROUP.md` has the figures of one group of cases, and no text written by hand: a
-report replaces the pages that it has figures for and leaves the others. The overview is the chart
+report replaces the pages that it has figures for and leaves the others. The page of the case
+`scaling` also has a chart, `docs/images/scaling.svg`. The overview is the chart
 `docs/images/speed.svg` and the table between the markers of docs/PERFORMANCE.md.
 """
 
@@ -18,13 +19,15 @@ from benchmarks.cases.registry import (
     OPERATE_CASES,
     QUEUE_CASES,
     ROUTER_CASES,
+    SCALING_CASES,
     STORE_CASES,
     STREAM_CASES,
 )
-from benchmarks.report import overview
+from benchmarks.report import overview, scaling, scaling_chart
 from benchmarks.report.figures import Figure, Report, spelled
 from benchmarks.report.terminal import bar_text, spread
 
+SCALING = "scaling"  # the page with a chart of its own
 PAGES: dict[str, tuple[str, Collection[str]]] = {
     "store": ("Appends, reads, recovery, memory", STORE_CASES),
     "finding": ("Finding and deciding", FIND_CASES),
@@ -34,6 +37,7 @@ PAGES: dict[str, tuple[str, Collection[str]]] = {
     "routers": ("Routers", ROUTER_CASES),
     "operate": ("Keys, limits, pressure", OPERATE_CASES),
     "streams": ("Durable Streams", STREAM_CASES),
+    SCALING: ("Scaling", SCALING_CASES),
 }
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN = "<!-- overview: begin (written by `python -m benchmarks --write-overview`) -->"
@@ -96,8 +100,22 @@ def write_pages(report: Report, docs: Path = DOCS) -> None:
     for name, (title, cases) in PAGES.items():
         about = part(report, cases)
         if about is not None:
-            text = f"# Figures: {title}\n\n{tables(about)}"
+            text = scaling_page(about) if name == SCALING else page(title, tables(about))
             (docs / "performance" / f"{name}.md").write_text(text, encoding="utf-8")
+            if name == SCALING:
+                drawn = scaling_chart.picture(about)
+                (docs / "images" / "scaling.svg").write_text(drawn, encoding="utf-8")
+
+
+def page(title: str, content: str) -> str:
+    """A page of figures."""
+    return f"# Figures: {title}\n\n{content}"
+
+
+def scaling_page(report: Report) -> str:
+    """The page of the case `scaling`: its chart, a table for each axis, and its figures."""
+    title, _ = PAGES[SCALING]
+    return page(title, f"{scaling.sections(report)}\n## Rounds\n\n{tables(report)}")
 
 
 def write_overview(report: Report, docs: Path = DOCS) -> None:

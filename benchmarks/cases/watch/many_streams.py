@@ -16,7 +16,8 @@ from benchmarks.clients.loader import BenchmarkError, Loader, Sample
 from benchmarks.clients.requests import append_request, http_request
 from benchmarks.clients.watching import OURS, Watchers, open_sessions
 from benchmarks.report.figures import Bar, Figure, Series, ratios
-from benchmarks.servers.process import ServerProcess, read_proc
+from benchmarks.servers.cpu_time import read_proc
+from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.server import STILL
 
 # -- idle -----------------------------------------------------------------------------------------

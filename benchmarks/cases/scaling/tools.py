@@ -1,0 +1,83 @@
+"""Sizes, slices and rounds of an axis; used by every axis of the case `scaling`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.bench import Bench, Side, settle
+from benchmarks.clients.loader import Sample
+from benchmarks.report.figures import Figure
+from benchmarks.report.scaling import Axis, Curve, Point, figure
+from benchmarks.servers.process import ServerProcess
+
+# A round has as many sides as an axis has sizes, so a side gets a share of the usual seconds.
+SLICE_SHARE = 0.2
+SETTLE_TURNS = 20
+DISTINCT = 1000
+
+
+def sizes_of(bench: Bench, axis: Axis) -> tuple[int, ...]:
+    """The sizes of this run."""
+    return axis.quick if bench.options.quick else axis.sizes
+
+
+def slice_seconds(bench: Bench) -> float:
+    """The seconds of one side in one round."""
+    return bench.options.seconds * SLICE_SHARE
+
+
+def loaded(
+    bench: Bench,
+    server: ServerProcess,
+    requests: Path,
+    *,
+    connections: int = 1,
+    seconds: float | None = None,
+    count: int = 0,
+) -> Sample:
+    """Closed-loop load for one slice; returns when the server is idle.
+
+    The generator reads the server's CPU time itself, when all its connections have been answered
+    once: at 2,000 connections, opening them costs as much as many requests.
+    """
+    sample = bench.loader.run(
+        server.port,
+        requests,
+        connections=connections,
+        seconds=slice_seconds(bench) if seconds is None else seconds,
+        count=count,
+        pid=server.pid,
+    )
+    settle(server)
+    return sample
+
+
+def settled(server: ServerProcess) -> None:
+    """Wait until a server has done what follows a large load: sealing, a checkpoint."""
+    for _ in range(SETTLE_TURNS):
+        before = server.cpu_seconds()
+        settle(server)
+        if server.cpu_seconds() - before < 0.05:
+            return
+
+
+def measured(
+    bench: Bench,
+    axis: Axis,
+    curve: Curve,
+    sides: Mapping[int, Side],
+    notes: Sequence[str] = (),
+) -> Figure:
+    """Interleaved rounds of a curve's sizes, as its figure."""
+    taken = bench.interleave({str(size): side for size, side in sides.items()})
+    return figure(axis, curve, {size: point(taken[str(size)]) for size in sides}, notes)
+
+
+def point(samples: Sequence[Sample]) -> Point:
+    """The samples of one size."""
+    return Point(
+        tuple(sample.server_cpu_us for sample in samples),
+        tuple(sample.p50_ms for sample in samples),
+        tuple(sample.rate for sample in samples),
+    )
