@@ -10,7 +10,7 @@ request in flight; every result other than a complete 2xx answer is an error.
 
 With `pid`, the answer has the CPU time of that process and its children for each request. A
 connection's first request is then not counted, so that neither its opening nor its first head is
-part of the cost; HTTP only.
+part of the cost; HTTP only. With `refusals`, an answer 429 is no error: it is counted as refused.
 
 With `stamp`, a request names its producer: the generator replaces `{producer}` by a name that no
 other connection of any job has, and `{turn}` by the number of the request on its connection, from
@@ -207,8 +207,10 @@ class Requests:
 class Tally:
     """The measurements of one job."""
 
-    def __init__(self, pid: int = 0) -> None:
+    def __init__(self, pid: int = 0, *, may_refuse: bool = False) -> None:
         self._pid = pid
+        self._may_refuse = may_refuse
+        self.refused = 0
         self._server_cpu = cpu_seconds(pid) if pid else 0.0
         self.latencies_ns = array("Q")
         self.errors = 0
@@ -219,6 +221,10 @@ class Tally:
 
     def done(self, connection: Connection, now_ns: int) -> None:
         """Count one complete answer."""
+        if self._may_refuse and is_refusal(connection.wrong):
+            self.refused += 1
+            connection.wrong = b""
+            return
         self.latencies_ns.append(now_ns - connection.sent_ns)
         if connection.wrong:
             self.fail(connection.wrong.decode("latin-1"))
@@ -246,9 +252,15 @@ class Tally:
             "max_ms": (ordered[-1] if ordered else 0) / 1e6,
             "generator_cpu_us": cpu / max(count, 1) * 1e6,
             "server_cpu_us": server_cpu / max(count, 1) * 1e6,
+            "refused": self.refused,
             "errors": self.errors,
             "first_error": self.first_error,
         }
+
+
+def is_refusal(answer: bytes) -> bool:
+    """Whether an answer is 429: the server is overloaded."""
+    return answer.startswith(b"429", 9)
 
 
 def rank(ordered: Sequence[int], share: float) -> int:
@@ -264,7 +276,12 @@ def producer_name(job: dict[str, Any], number: int) -> bytes:
 
 
 def first_answer(
-    connection: Connection, request: bytes, poll: select.epoll, buffer: bytearray
+    connection: Connection,
+    request: bytes,
+    poll: select.epoll,
+    buffer: bytearray,
+    *,
+    may_refuse: bool,
 ) -> None:
     """Send a request that is not counted, while nothing else is in flight."""
     is_sent, complete = connection.send(connection.stamped(request)), False
@@ -274,7 +291,9 @@ def first_answer(
         size = connection.sock.recv_into(buffer, 0, DISCARD if connection.missing else 0)
         assert size, "the server closed the connection"
         complete = connection.receive_http(buffer, size)
-    assert not connection.wrong, connection.wrong.decode("latin-1")
+    if not (may_refuse and is_refusal(connection.wrong)):
+        assert not connection.wrong, connection.wrong.decode("latin-1")
+    connection.wrong = b""
 
 
 def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
@@ -289,11 +308,11 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
         connection = Connection(int(job["port"]), producer_name(job, number), greeting)
         live[connection.sock.fileno()] = connection
         poll.register(connection.sock, select.EPOLLIN)
-    pid = int(job.get("pid", 0))
+    pid, may_refuse = int(job.get("pid", 0)), bool(job.get("refusals"))
     for connection in live.values() if pid else ():
-        first_answer(connection, requests.take(), poll, buffer)
+        first_answer(connection, requests.take(), poll, buffer, may_refuse=may_refuse)
     ended: list[Connection] = []
-    tally = Tally(pid)
+    tally = Tally(pid, may_refuse=may_refuse)
     end_ns = tally.started_ns + int(float(job["seconds"]) * 1e9)
 
     def start(fd: int, connection: Connection) -> None:
@@ -370,9 +389,9 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     sock.setsockopt(
         socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(STALL_SECONDS), 0)
     )
-    pid = int(job.get("pid", 0))
+    pid, may_refuse = int(job.get("pid", 0)), bool(job.get("refusals"))
     is_counted = not pid
-    tally = Tally(pid)
+    tally = Tally(pid, may_refuse=may_refuse)
     now_ns = due_ns = tally.started_ns
     end_ns = due_ns + int(float(job["seconds"]) * 1e9)
     while due_ns < end_ns and left > 0:
@@ -404,7 +423,7 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
         if not is_counted and not connection.wrong:
             is_counted = True
             left += 1
-            tally = Tally(pid)
+            tally = Tally(pid, may_refuse=may_refuse)
             now_ns = due_ns = tally.started_ns
             end_ns = due_ns + int(float(job["seconds"]) * 1e9)
             continue

@@ -33,6 +33,7 @@ class Sample:
     generator_cpu_us: float
     server_cpu_us: float = 0.0
     answer_p50_ms: float = 0.0  # latency of the writer's own answers, in cases with watchers
+    refused: int = 0  # answers 429, which are not in `count`
 
 
 class Loader:

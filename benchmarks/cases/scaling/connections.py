@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.bench import Bench, Side
-from benchmarks.cases.scaling.tools import DISTINCT, loaded, point, sizes_of
+from benchmarks.cases.scaling.tools import DISTINCT, drawn, loaded, sizes_of
 from benchmarks.cases.watch.fanout import payloads
 from benchmarks.cases.watch.streams import JSON, post
 from benchmarks.clients.requests import append_request
 from benchmarks.report.figures import Figure
-from benchmarks.report.scaling import CONNECTIONS, V0, V1, figure
+from benchmarks.report.scaling import CONNECTIONS, V0, V1
 from benchmarks.servers.server import STILL
 
 
@@ -31,6 +31,5 @@ def connections(bench: Bench) -> list[Figure]:
             sides[f"{curve.name} {size}"] = partial(loaded, bench, server, path, connections=size)
     taken = bench.interleave(sides)
     return [
-        figure(CONNECTIONS, curve, {n: point(taken[f"{curve.name} {n}"]) for n in sizes})
-        for curve in sent
+        drawn(CONNECTIONS, curve, {n: taken[f"{curve.name} {n}"] for n in sizes}) for curve in sent
     ]

@@ -48,9 +48,23 @@ def loaded(
         seconds=slice_seconds(bench) if seconds is None else seconds,
         count=count,
         pid=server.pid,
+        refusals=True,
     )
     settle(server)
     return sample
+
+
+def refusals(axis: Axis, curve: Curve, taken: Mapping[int, Sequence[Sample]]) -> list[str]:
+    """A line for each size at which the server refused requests."""
+    lines = []
+    for size, samples in taken.items():
+        refused = sum(sample.refused for sample in samples)
+        if refused:
+            share = refused / (refused + sum(sample.count for sample in samples))
+            lines.append(
+                f"{curve.name}, {axis.spelled(size)}: {share:.2%} of the requests refused (429)"
+            )
+    return lines
 
 
 def settled(server: ServerProcess) -> None:
@@ -70,8 +84,17 @@ def measured(
     notes: Sequence[str] = (),
 ) -> Figure:
     """Interleaved rounds of a curve's sizes, as its figure."""
-    taken = bench.interleave({str(size): side for size, side in sides.items()})
-    return figure(axis, curve, {size: point(taken[str(size)]) for size in sides}, notes)
+    found = bench.interleave({str(size): side for size, side in sides.items()})
+    taken = {size: found[str(size)] for size in sides}
+    return drawn(axis, curve, taken, notes)
+
+
+def drawn(
+    axis: Axis, curve: Curve, taken: Mapping[int, Sequence[Sample]], notes: Sequence[str] = ()
+) -> Figure:
+    """The figure of the samples of each size."""
+    points = {size: point(samples) for size, samples in taken.items()}
+    return figure(axis, curve, points, (*notes, *refusals(axis, curve, taken)))
 
 
 def point(samples: Sequence[Sample]) -> Point:
