@@ -14,7 +14,7 @@ import time
 
 from benchmarks.bench import Bench, settle
 from benchmarks.cases.leases import claim_request, counts
-from benchmarks.cases.scaling.tools import measured, settled, sizes_of, slice_seconds
+from benchmarks.cases.scaling.tools import grown, measured, settled, sizes_of, slice_seconds
 from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.clients.requests import append_request, http_request
 from benchmarks.report.figures import Figure
@@ -37,8 +37,7 @@ class Depth:
         self._name = f"depth-{jobs}"
         server.expect("PUT", f"/v0/topics/{self._name}", b'{"type":"queue","durability":"disk"}')
         lot = min(jobs, BATCH)
-        lots = [append_request(self._name, first, lot) for first in range(0, 10 * lot, lot)]
-        bench.fill(server, bench.requests(f"lots-{jobs}", lots), jobs // lot, connections=4)
+        grown(bench, server, self._name, f"lots-{jobs}", jobs, lot)
         self._claims = bench.requests(f"claims-{jobs}", [claim_request(self._name, 1, LEASE_MS)])
         self._acks = bench.requests(
             f"acks-{jobs}", (self._ack_request(seq) for seq in range(1, ACKS + 1))

@@ -18,11 +18,12 @@ SLICE_BYTES = 32 << 20
 
 def payload(bench: Bench) -> list[Figure]:
     """The curves of appends and reads."""
-    server = bench.start("payload", STILL)
     appends: dict[int, Side] = {}
     reads: dict[int, Side] = {}
     for size in sizes_of(bench, PAYLOAD):
-        topic = f"payload-{size}"
+        # A server for each size: large appends put it under pressure for a second.
+        server = bench.start(f"payload-{size}", STILL)
+        topic = "payload"
         server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"disk"}')
         several = min(DISTINCT, SLICE_BYTES // size)
         writes = bench.requests(

@@ -6,13 +6,11 @@ the disk.
 
 from __future__ import annotations
 
-import json
 import random
 from functools import partial
 
 from benchmarks.bench import Bench, Side
-from benchmarks.cases.scaling.tools import DISTINCT, loaded, measured, settled, sizes_of
-from benchmarks.clients.loader import BenchmarkError
+from benchmarks.cases.scaling.tools import DISTINCT, grown, loaded, measured, settled, sizes_of
 from benchmarks.clients.requests import append_request, diff_request
 from benchmarks.report.figures import Figure
 from benchmarks.report.scaling import ANYWHERE, APPEND, LAST, RECORDS
@@ -20,7 +18,6 @@ from benchmarks.servers.process import ServerProcess
 
 TOPIC = "records"
 BATCH = 1000
-LOTS = 20  # different batches
 PAGE = 100
 PLACES = 10_000  # more pages than the server's cache of blocks holds
 
@@ -29,11 +26,7 @@ def filled(bench: Bench, size: int) -> ServerProcess:
     """A server whose topic has this number of records."""
     server = bench.start(f"records-{size}")
     server.expect("PUT", f"/v0/topics/{TOPIC}", b'{"durability":"disk"}')
-    lots = [append_request(TOPIC, first, BATCH) for first in range(0, LOTS * BATCH, BATCH)]
-    bench.fill(server, bench.requests("lots", lots), size // BATCH, connections=4)
-    head = json.loads(server.expect("GET", f"/v0/topics/{TOPIC}"))["head_seq"]
-    if head != size:
-        raise BenchmarkError(f"{size} records expected, the head is {head}")
+    grown(bench, server, TOPIC, "lots", size, BATCH)
     settled(server)
     return server
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.bench import Bench, Side, settle
-from benchmarks.clients.loader import Sample
+from benchmarks.clients.loader import BenchmarkError, Sample
+from benchmarks.clients.requests import append_request
 from benchmarks.report.figures import Figure
 from benchmarks.report.scaling import Axis, Curve, Point, figure
 from benchmarks.servers.process import ServerProcess
@@ -14,6 +17,11 @@ from benchmarks.servers.process import ServerProcess
 # A round has as many sides as an axis has sizes, so a side gets a share of the usual seconds.
 SLICE_SHARE = 0.2
 SETTLE_TURNS = 20
+LOTS = 20  # different batches of a load
+# So few that no request waits until it is refused, also on a busy machine.
+LOAD_CONNECTIONS = 4
+GROW_SECONDS_MAX = 900.0
+PAUSE_SECONDS = 0.2
 DISTINCT = 1000
 
 
@@ -52,6 +60,36 @@ def loaded(
     )
     settle(server)
     return sample
+
+
+def grown(
+    bench: Bench, server: ServerProcess, topic: str, name: str, size: int, batch: int
+) -> None:
+    """Append until the topic's head is `size`; not measured.
+
+    Records can come faster than they are sealed: the server then refuses some batches, which are
+    sent again a little later.
+    """
+    lots = [append_request(topic, first, batch) for first in range(0, LOTS * batch, batch)]
+    path = bench.requests(name, lots)
+    ends = time.monotonic() + GROW_SECONDS_MAX
+    while (head := head_of(server, topic)) < size:
+        if time.monotonic() > ends:
+            raise BenchmarkError(f"{topic}: {head} of {size} records in {GROW_SECONDS_MAX:.0f} s")
+        bench.loader.run(
+            server.port,
+            path,
+            connections=min(LOAD_CONNECTIONS, (size - head) // batch),
+            seconds=GROW_SECONDS_MAX,
+            count=(size - head) // batch,
+            refusals=True,
+        )
+        time.sleep(PAUSE_SECONDS)
+
+
+def head_of(server: ServerProcess, topic: str) -> int:
+    """The last seq of a topic."""
+    return int(json.loads(server.expect("GET", f"/v0/topics/{topic}"))["head_seq"])
 
 
 def refusals(axis: Axis, curve: Curve, taken: Mapping[int, Sequence[Sample]]) -> list[str]:

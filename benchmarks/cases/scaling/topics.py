@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.bench import Bench, Side
 from benchmarks.cases.many_topics import create_topics, name_of
-from benchmarks.cases.scaling.tools import loaded, measured, settled, sizes_of
+from benchmarks.cases.scaling.tools import LOAD_CONNECTIONS, loaded, measured, settled, sizes_of
 from benchmarks.clients.requests import append_request
 from benchmarks.report.figures import Figure
 from benchmarks.report.scaling import APPEND, TOPICS
@@ -20,7 +20,7 @@ def topics(bench: Bench) -> list[Figure]:
     sides: dict[int, Side] = {}
     for size in sizes:
         server = bench.start(f"topics-{size}", STILL)
-        create_topics(bench, server, size, 1)
+        create_topics(bench, server, size, 1, LOAD_CONNECTIONS)
         # As many distinct requests for each size, so that the generator has the same cache misses.
         order = [number % size for number in range(max(sizes))]
         random.Random(size).shuffle(order)
