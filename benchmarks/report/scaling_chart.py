@@ -17,7 +17,7 @@ from benchmarks.report.scaling import AXES, REQUEST, Axis, cpu_values, measured
 WIDTH: Final = 860
 COLUMNS: Final = 2
 PANEL_WIDTH, PANEL_HEIGHT = 414, 218  # with its title and the labels of its axes
-LEFT, TOP, RIGHT, BOTTOM = 58, 40, 14, 40  # margins of the plot inside its panel
+LEFT, TOP, RIGHT, BOTTOM = 58, 40, 32, 40  # margins of the plot inside its panel
 HEAD: Final = 66
 COLOURS: Final = ("#2f7d4f", "#b5482f", "#3b6ea5", "#7c5aa6")
 TEXT: Final = "#1f2937"

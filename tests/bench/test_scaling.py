@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -16,7 +17,7 @@ from benchmarks.cases.scaling.watchers import SPARE_FILES, a_delivery, allowed
 from benchmarks.clients.loader import BenchmarkError, Loader, Sample
 from benchmarks.clients.requests import http_request, write_requests
 from benchmarks.report import document, scaling, scaling_chart
-from benchmarks.report.figures import Report
+from benchmarks.report.figures import Report, report_from_json
 from benchmarks.report.scaling import (
     AXES,
     CONNECTIONS,
@@ -31,6 +32,7 @@ from benchmarks.report.scaling import (
     rise,
 )
 
+KEPT = Path(document.__file__).parents[1] / "results"
 MACHINE = {
     "processor": "a processor",
     "cores": 2,
@@ -98,6 +100,10 @@ def test_payloads_are_judged_by_the_megabyte() -> None:
 def test_the_lower_quartile_ignores_disturbed_rounds() -> None:
     assert lower_quartile([7.0]) == 7
     assert lower_quartile([10.0, 11.0, 12.0, 50.0, 90.0]) == 11
+
+
+def test_the_rate_is_that_of_undisturbed_rounds() -> None:
+    assert scaling.upper_quartile([9.0, 10.0, 11.0, 2.0, 1.0]) == 10
 
 
 def test_every_figure_has_its_own_name() -> None:
@@ -170,6 +176,15 @@ def test_the_pages_are_written_with_their_chart(tmp_path: Path) -> None:
     document.write_pages(report(), tmp_path)
     assert [path.name for path in (tmp_path / "performance").iterdir()] == ["scaling.md"]
     assert (tmp_path / "images" / "scaling.svg").read_text() == scaling_chart.picture(report())
+
+
+def test_page_and_chart_are_drawn_from_the_kept_report() -> None:
+    kept = report_from_json(json.loads((KEPT / "scaling.json").read_text()))
+    assert kept.options["only"] == ["scaling"]
+    assert not kept.errors
+    docs = document.DOCS
+    assert (docs / "performance" / "scaling.md").read_text() == document.scaling_page(kept)
+    assert (docs / "images" / "scaling.svg").read_text() == scaling_chart.picture(kept)
 
 
 # -- measuring ------------------------------------------------------------------------------------
