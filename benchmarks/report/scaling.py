@@ -92,10 +92,10 @@ RECORDS: Final = Axis(
     (1_000, 20_000),
     (APPEND, LAST, ANYWHERE),
     "p50 of the request",
-    "Records of a small topic are in memory, and so is their JSON after the first read. The server "
-    "keeps 48 MiB of blocks and 32 MiB of JSON; a page anywhere in a larger topic is read from "
-    "the disk by a thread, checked, decoded and rendered. How many blocks the last 100 records "
-    "lie in differs from size to size.",
+    "Records of a small topic are in memory. A page anywhere in a topic that is larger than the "
+    "server's 48 MiB of blocks is read from the disk by a thread, checked and decoded. The server "
+    "keeps the JSON of a block if a page takes half of it: the last 100 records are half of their "
+    "block at some sizes, and are rendered again for each request at the others.",
 )
 WATCHERS: Final = Axis(
     "watchers of a topic",
