@@ -26,12 +26,10 @@ def name_of(number: int) -> str:
     return f"many:{number:06d}"
 
 
-def create_topics(
-    bench: Bench, server: ServerProcess, count: int, records: int, connections: int = 64
-) -> None:
-    """Create topics by appending to them."""
+def create_topics(bench: Bench, server: ServerProcess, count: int, records: int) -> None:
+    """Create topics by appending to them, 64 at a time."""
     requests = [append_request(name_of(number), 0, records) for number in range(count)]
-    bench.fill(server, bench.requests(f"create-{count}", requests), count, connections)
+    bench.fill(server, bench.requests(f"create-{count}", requests), count)
 
 
 def spread_requests(bench: Bench, topics: int) -> tuple[Path, Path]:
