@@ -61,7 +61,13 @@ from topics_server.runtime.clock import now_ms, random_u64
 from topics_server.streams.offsets import text_of
 from topics_server.streams.paths import topic_of
 from topics_server.streams.service import Streams
-from topics_server.streams.values import Position, StreamAppended, StreamPage, StreamView
+from topics_server.streams.values import (
+    AppendAsked,
+    Position,
+    StreamAppended,
+    StreamPage,
+    StreamView,
+)
 from topics_server.values.errors import invalid
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.values.texts.key_list import READ
@@ -129,21 +135,22 @@ def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any
     admit(state)
     if not 0 < len(request.body) <= LARGE_APPEND_BYTES_MIN:
         return _append_slowly(state, request)
+    # A request with wrong headers is refused at once, also under pressure.
+    asked = append_asked(request.headers)
     is_in_turn = state.throttle.is_active
     if is_in_turn:
         topic = topic_of(request.name)
         if not state.throttle.passes(topic):
-            waiting = WaitingTurn(state, request, topic, partial(_begin_append, state))
+            waiting = WaitingTurn(state, request, topic, partial(_begin_append, state, asked))
             return Pending(waiting.when_resolved, waiting.answer)
     # A request that the throttle lets through at once must not wait for this turn's group either.
-    return _begin_append(state, request, flush_now=is_in_turn)
+    return _begin_append(state, asked, request, flush_now=is_in_turn)
 
 
 def _begin_append(
-    state: ServerState, request: Request, *, flush_now: bool = False
+    state: ServerState, asked: AppendAsked, request: Request, *, flush_now: bool = False
 ) -> Pending | Coroutine[Any, Any, Response]:
     streams = _admitted(state)
-    asked = append_asked(request.headers)
     appending = streams.begin_append(request.name, request.body, asked, flush_now=flush_now)
     if appending is None:
         return _append_slowly(state, request)
