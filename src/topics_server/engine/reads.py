@@ -24,9 +24,10 @@ from topics_server.engine.filters import Filter
 from topics_server.engine.log.log import Log
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.backward import cursor_since, first_of_last, plan_backward
-from topics_server.engine.read.exact_read import Row, plan_rows, row_of, tail_rows
+from topics_server.engine.read.exact_read import plan_rows, tail_columns
 from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.page import Fetch, PagePlan, plan_page
+from topics_server.engine.read.record_columns import RecordColumns
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -213,16 +214,18 @@ class Reads:
                 raise topic_not_found(topic.name)
         return [(piece.block, row) for piece in page.pieces for row in piece.rows]
 
-    def resident_rows(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | None:
+    def resident_columns(self, topic: Topic, seqs: Sequence[int]) -> RecordColumns | None:
         """The records of these live seqs (ascending); None if one is not in memory."""
-        rows = tail_rows(topic.log, seqs)
-        if rows is not None:
-            return rows
+        columns = tail_columns(topic.log, seqs)
+        if columns is not None:
+            return columns
         page = self._fetcher.resident(topic, plan_rows(topic, seqs))
         if page is None:
             return None
-        rows = [row_of(piece.block, row) for piece in page.pieces for row in piece.rows]
-        return rows if len(rows) == len(seqs) else None
+        columns = RecordColumns()
+        for piece in page.pieces:
+            columns.add_block(piece.block, piece.rows)
+        return columns if len(columns.times) == len(seqs) else None
 
     def upto_seq(self, name: str, request: ReadRequest) -> int:
         """The last seq that a read examines."""

@@ -6,7 +6,8 @@ copied verbatim; bytes are base64, as in a diff. Called by `api/queues/handlers`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +24,7 @@ from topics_server.queue.answers import (
     Redriven,
 )
 from topics_server.queue.leases.jobs import SkipReason, lease_text
-from topics_server.values.json_cache import marked_payload, payload_of
+from topics_server.values.json_cache import Payload, marked_payload, payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -71,39 +72,62 @@ def render_claimed(
 def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
     """The members of an answer for its claimed jobs, without the braces around them."""
     if isinstance(jobs, FirstLeases):
-        members = _render_first(jobs)
+        members, count = _render_first(jobs), len(jobs.seqs)
     else:
-        members = [b"{%b}" % render_job(job) for job in jobs]
-    return b'"claimed":[%b],"count":%d,"ready":%d' % (b",".join(members), len(members), ready)
+        members = b",".join([b"{%b}" % render_job(job) for job in jobs])
+        count = len(jobs)
+    return b'"claimed":[%b],"count":%d,"ready":%d' % (members, count, ready)
 
 
-def _render_first(leased: FirstLeases) -> list[bytes]:
-    """Jobs that were never leased."""
-    jobs: list[bytes] = []
-    lease_id, deadline_ms = leased.first_id, leased.deadline_ms
-    for seq, (ts, node, tag, data, meta, is_marked) in zip(leased.seqs, leased.rows, strict=True):
-        kind = trace = b""
-        if is_marked:
-            payload = marked_payload(data, meta)
-            kind, data, meta, trace = payload.kind, payload.data, payload.meta, payload.trace
-        jobs.append(
-            b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d%b%b%b,"deliveries":1%b,'
-            b'"data":%b%b}'
-            % (
-                seq,
-                lease_id,
-                deadline_ms,
-                ts,
-                b"" if node is None else b',"$node":%b' % _encode(node),
-                b"" if tag is None else b',"$tag":%b' % _encode(tag),
-                trace,
-                kind,
-                data,
-                b',"meta":%b' % meta if meta else b"",
-            )
-        )
-        lease_id += 1
-    return jobs
+def _render_first(leased: FirstLeases) -> bytes:
+    """Jobs that were never leased: one format for all jobs, with the columns that have values."""
+    count = len(leased.seqs)
+    if not count:
+        return b""
+    records = leased.records
+    labels = kinds = metas = b""
+    columns: list[Iterable[object]] = [
+        leased.seqs,
+        range(leased.first_id, leased.first_id + count),
+        records.times,
+    ]
+    datas, extras = records.datas, records.metas
+    traces: Sequence[bytes] = ()
+    if any(records.marks):
+        payloads = [
+            marked_payload(data, meta) if mark else Payload(data, meta)
+            for data, meta, mark in zip(datas, extras, records.marks, strict=True)
+        ]
+        datas = [payload.data for payload in payloads]
+        extras = [payload.meta for payload in payloads]
+        traces = [payload.trace for payload in payloads]
+    for key, texts in (("$node", records.nodes), ("$tag", records.tags)):
+        if texts.count(None) < count:
+            labels += b"%b"
+            columns.append(_labels(key, texts))
+    if traces:
+        labels += b"%b"
+        kinds = b"%b"
+        columns += [traces, [payload.kind for payload in payloads]]
+    columns.append(datas)
+    if any(extras):
+        metas = b"%b"
+        columns.append([b',"meta":%b' % meta if meta else b"" for meta in extras])
+    job = (
+        b'{"$seq":%%d,"lease_id":"lease_%%x","deadline":%d,"$ts":%%d%b,"deliveries":1%b,'
+        b'"data":%%b%b},'
+    ) % (leased.deadline_ms, labels, kinds, metas)
+    values = tuple(chain.from_iterable(zip(*columns, strict=True)))
+    return (job * count)[:-1] % values
+
+
+def _labels(key: str, texts: Sequence[str | None]) -> list[bytes]:
+    """The member `,"key":"text"` of each record, encoded once for each distinct text."""
+    members = {
+        text: b"" if text is None else b',"%b":%b' % (key.encode("ascii"), _encode(text))
+        for text in set(texts)
+    }
+    return [members[text] for text in texts]
 
 
 def job_frame(name: str, job: LeasedJob) -> bytes:

@@ -157,10 +157,14 @@ class Log:
             first, dead = run.first_seq, run.dead
             row = dead.find(0, max(0, seq - first)) if run.live_count else -1
             while row >= 0:
-                found.append(first + row)
+                end = min(row + limit - len(found), len(dead))
+                if end - row == dead.count(0, row, end):
+                    found += range(first + row, first + end)
+                else:
+                    found += [first + each for each in range(row, end) if not dead[each]]
                 if len(found) == limit:
                     return found
-                row = dead.find(0, row + 1)
+                row = dead.find(0, end)
         return found
 
     def last_live_below(self, seq: int) -> int:
@@ -430,25 +434,23 @@ class Log:
         start = end = self.run_at(seqs[0])
         position = 0
         while position < count and end < len(runs):
-            run = runs[end]
-            end += 1
-            first, dead = run.first_seq, run.dead
-            is_sealed = isinstance(run, SealedRun)
-            above = first + len(dead)
-            rows: list[int] = []
-            while position < count and (seq := seqs[position]) < above:
-                if seq >= first and (is_sealed or not dead[seq - first]):
-                    rows.append(seq - first)
-                position += 1
-            if not rows:
+            run, end = runs[end], end + 1
+            first, above = run.first_seq, run.first_seq + len(run.dead)
+            behind = count if seqs[-1] < above else bisect_left(seqs, above, position)
+            position = bisect_left(seqs, first, position, behind)
+            if position == behind:
                 continue
-            if is_sealed:
+            low, high = seqs[position] - first, seqs[behind - 1] - first + 1
+            if isinstance(run, SealedRun):
+                rows = [seq - first for seq in seqs[position:behind]]
                 self._delete_rows(run, np.asarray(rows, np.int64), flips)
-                continue
-            killed, weight = run.kill_few(rows)
-            self.live_count -= killed
-            self.live_bytes -= weight
-            self.tail_bytes -= weight
+            elif high - low == behind - position:
+                self._count(run, run.kill_range(low, high))
+            else:
+                dead = run.dead
+                rows = [seq - first for seq in seqs[position:behind] if not dead[seq - first]]
+                self._count(run, run.kill_few(rows))
+            position = behind
         self._trim_dead(start, end)
         return before - self.live_count, flips
 

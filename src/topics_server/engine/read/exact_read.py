@@ -7,24 +7,18 @@ given seqs are ascending and distinct. Called by the store and by `transfers`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
 
 from topics_server.engine.answers import Piece
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock
 from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, pieces_of_group
+from topics_server.engine.read.record_columns import RecordColumns
 from topics_server.engine.topic.deletion import FEW_SEQS_MAX, columns_of_seqs
 from topics_server.engine.topic.topic import Topic
-from topics_server.values.blocks import MARKS, Block
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.limits import BLOCK_RECORDS_MAX
-from topics_server.values.model import PayloadKind
-
-# Access to an enum member costs a lookup.
-_JSON: Final = PayloadKind.JSON
-# The commit time, node, tag, data and meta of a record, and whether its meta begins with a mark.
-Row = tuple[int, str | None, str | None, bytes, bytes, bool]
 
 
 def is_live(log: Log, seq: int) -> bool:
@@ -39,21 +33,30 @@ def is_live(log: Log, seq: int) -> bool:
 def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
     """The seqs that are live and have no pending delete."""
     log = topic.log
-    runs = log.runs
+    runs, count = log.runs, len(seqs)
     found: list[int] = []
-    first = end = 0
-    dead = bytearray()
-    for seq in seqs:
-        if seq >= end:
-            index = log.run_at(seq)
-            if index == len(runs):
-                break
-            run = runs[index]
-            first, dead = run.first_seq, run.dead
-            end = first + len(dead)
-        if seq >= first and not dead[seq - first]:
-            found.append(seq)
+    position = 0
+    while position < count:
+        index = log.run_at(seqs[position])
+        if index == len(runs):
+            break
+        run = runs[index]
+        first, dead = run.first_seq, run.dead
+        end = end_of_run(run, seqs, position)
+        low, high = seqs[position] - first, seqs[end - 1] - first + 1
+        part = seqs[position:end]
+        if high - low == end - position and low >= 0 and dead.count(0, low, high) == high - low:
+            found += part
+        else:
+            found += [seq for seq in part if seq >= first and not dead[seq - first]]
+        position = end
     return topic.staging.without_dying(found)
+
+
+def end_of_run(run: Run, seqs: Sequence[int], position: int) -> int:
+    """The position behind the last of these seqs that is not above the run."""
+    above = run.first_seq + len(run.dead)
+    return len(seqs) if seqs[-1] < above else bisect_left(seqs, above, position)
 
 
 def decide_delete_seqs(topic: Topic, seqs: Sequence[int], now_ms: int) -> RecordsDeleted:
@@ -63,39 +66,25 @@ def decide_delete_seqs(topic: Topic, seqs: Sequence[int], now_ms: int) -> Record
     return RecordsDeleted(topic.topic_id, now_ms, firsts, lasts, few)
 
 
-def tail_rows(log: Log, seqs: Sequence[int]) -> list[Row] | None:
+def tail_columns(log: Log, seqs: Sequence[int]) -> RecordColumns | None:
     """The records of these live seqs, from the tail; None if one of them is sealed."""
-    rows: list[Row] = []
-    run: Run | None = None
-    first, last = 0, -1
-    for seq in seqs:
-        if seq > last:
-            run = log.runs[log.run_at(seq)]
-            first = run.first_seq
-            last = first + len(run.dead) - 1
-        row = seq - first
-        if isinstance(run, OpenBlock):
-            meta = run.metas[row]
-            is_marked = meta[:1] in MARKS
-            record = run.times[row], run.nodes[row], run.tags[row], run.datas[row], meta, is_marked
-            rows.append(record)
-        elif isinstance(run, TailBlock):
-            rows.append(row_of(run.block, row))
+    columns = RecordColumns()
+    position, count = 0, len(seqs)
+    while position < count:
+        run = log.runs[log.run_at(seqs[position])]
+        end = end_of_run(run, seqs, position)
+        low, high = seqs[position] - run.first_seq, seqs[end - 1] - run.first_seq + 1
+        rows: Sequence[int] = range(low, high)
+        if len(rows) != end - position:
+            rows = [seq - run.first_seq for seq in seqs[position:end]]
+        if isinstance(run, TailBlock):
+            columns.add_block(run.block, rows)
+        elif isinstance(run, OpenBlock):
+            columns.add_open_block(run, rows)
         else:
             return None
-    return rows
-
-
-def row_of(block: Block, row: int) -> Row:
-    """One record of a block."""
-    return (
-        block.times[row],
-        block.nodes[row],
-        block.tags[row],
-        block.data(row),
-        block.meta(row),
-        block.kinds[row] != _JSON,
-    )
+        position = end
+    return columns
 
 
 def plan_rows(topic: Topic, seqs: Sequence[int], *, alone: bool = False) -> PagePlan:

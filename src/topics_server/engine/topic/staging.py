@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,6 +30,9 @@ _Columns = tuple[list[int], list[int]]
 _CONTROLS: Final = (TopicPut, TopicDropped)
 # All topics without a staged entry share this object: even an empty deque has room for 64 entries.
 _NOTHING_STAGED: Final[deque[Staged]] = deque(maxlen=0)
+# The same for topics without a staged delete.
+_NOTHING_DIES: Final[set[int]] = set()
+_NOTHING_DIES_AGAIN: Final[dict[int, int]] = {}
 
 
 class Staged:
@@ -91,9 +94,10 @@ class Staging:
     Every append needs most of these facts while a hundred others may be in flight, so they are kept
     up to date and not computed. `records` and `weight` are those of all appends in flight,
     `last_seq` and `last_ts` the last seq and the commit time (ms) of the newest one, else 0.
-    `_dying`: how many deletes in flight delete a seq; deletes of many seqs are in `_ranges`
-    instead. `_floors` and `_ceilings`: for each entry that has one, its lsn and the highest floor
-    or ceiling so far. They may still contain applied entries; the caller skips these.
+    `_dying`: the seqs that deletes in flight delete, each once; `_dying_again`: how many further
+    deletes delete a seq. Deletes of many seqs are in `_ranges` instead. `_floors` and `_ceilings`:
+    for each entry that has one, its lsn and the highest floor or ceiling so far. They may still
+    contain applied entries; the caller skips these.
     """
 
     __slots__ = (
@@ -101,6 +105,7 @@ class Staging:
         "_controls",
         "_drops",
         "_dying",
+        "_dying_again",
         "_fifo",
         "_floors",
         "_ranges",
@@ -116,7 +121,8 @@ class Staging:
         self.last_seq = 0
         self.last_ts = 0
         self._fifo = _NOTHING_STAGED
-        self._dying: dict[int, int] = {}
+        self._dying = _NOTHING_DIES
+        self._dying_again = _NOTHING_DIES_AGAIN
         self._ranges: list[_Columns] = []
         # Lists, because few entries in flight have a floor or a ceiling.
         self._floors: list[tuple[int, int]] = []
@@ -223,24 +229,39 @@ class Staging:
         for first, last in zip(firsts, lasts, strict=True):
             note(range(first, last + 1))
 
-    def _add_dying(self, seqs: Iterable[int]) -> None:
+    def _add_dying(self, seqs: Sequence[int]) -> None:
         dying = self._dying
-        for seq in seqs:
-            dying[seq] = dying.get(seq, 0) + 1
+        if not dying:
+            self._dying = set(seqs)
+            return
+        if not dying.isdisjoint(seqs):
+            again = self._dying_again = dict(self._dying_again)
+            for seq in dying.intersection(seqs):
+                again[seq] = again.get(seq, 0) + 1
+        dying.update(seqs)
 
-    def _remove_dying(self, seqs: Iterable[int]) -> None:
-        dying = self._dying
-        for seq in seqs:
-            deletes = dying.pop(seq)
-            if deletes > 1:
-                dying[seq] = deletes - 1
+    def _remove_dying(self, seqs: Sequence[int]) -> None:
+        dying, again = self._dying, self._dying_again
+        assert dying.issuperset(seqs)
+        if len(dying) == len(seqs) and not again:
+            self._dying = _NOTHING_DIES
+            return
+        dying.difference_update(seqs)
+        if again:
+            for seq in again.keys() & seqs:
+                dying.add(seq)
+                again[seq] -= 1
+                if not again[seq]:
+                    del again[seq]
 
     def without_dying(self, seqs: list[int]) -> list[int]:
         """The seqs that no delete in flight deletes."""
         if self._ranges:
             return [seq for seq in seqs if not self.is_dying(seq)]
         dying = self._dying
-        return [seq for seq in seqs if seq not in dying] if dying else seqs
+        if not dying or dying.isdisjoint(seqs):
+            return seqs
+        return [seq for seq in seqs if seq not in dying]
 
     def is_dying(self, seq: int) -> bool:
         """Whether a delete in flight deletes this seq."""

@@ -1,0 +1,77 @@
+"""Some records of one topic as parallel columns, for answers that render them at once. Pure.
+
+A claim of many jobs reads consecutive records most of the time: then every column is made of
+slices. Made by `exact_read` and `engine/reads`; rendered by `api/queues/responses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topics_server.engine.log.runs import OpenBlock
+from topics_server.values.blocks import MARKS, Block
+
+
+class RecordColumns:
+    """Columns of equal length. `times`: commit times in ms; an absent `meta` is empty.
+
+    `marks`: not 0 for a record whose `meta` may begin with a mark (`values/blocks`).
+    """
+
+    __slots__ = ("datas", "marks", "metas", "nodes", "tags", "times")
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+        self.nodes: list[str | None] = []
+        self.tags: list[str | None] = []
+        self.datas: list[bytes] = []
+        self.metas: list[bytes] = []
+        self.marks = bytearray()
+
+    def add_block(self, block: Block, rows: Sequence[int]) -> None:
+        """Add ascending rows of a block."""
+        count, low, high = len(rows), rows[0], rows[-1] + 1
+        if count == 1 or count < high - low:
+            for row in rows:
+                self.times.append(block.times[row])
+                self.nodes.append(block.nodes[row])
+                self.tags.append(block.tags[row])
+                self.datas.append(block.data(row))
+                self.metas.append(block.meta(row))
+                self.marks.append(block.kinds[row])
+            return
+        body, ends = block.body, block.ends
+        self.times += block.times[low:high]
+        self.nodes += block.nodes[low:high]
+        self.tags += block.tags[low:high]
+        self.marks += block.kinds[low:high]
+        # A record's data starts where the meta of the record before it ends.
+        splits, stops = ends[2 * low : 2 * high : 2], ends[2 * low + 1 : 2 * high : 2]
+        starts = [ends[2 * low - 1] if low else 0, *stops[:-1]]
+        self.datas += [body[start:end] for start, end in zip(starts, splits, strict=True)]
+        if splits == stops:
+            self.metas += [b""] * count
+        else:
+            self.metas += [body[start:end] for start, end in zip(splits, stops, strict=True)]
+
+    def add_open_block(self, block: OpenBlock, rows: Sequence[int]) -> None:
+        """`add_block` for the block that takes appends."""
+        low, high = rows[0], rows[-1] + 1
+        if len(rows) == high - low:
+            part = slice(low, high)
+            self.times += block.times[part]
+            self.nodes += block.nodes[part]
+            self.tags += block.tags[part]
+            self.datas += block.datas[part]
+            metas = block.metas[part]
+        else:
+            self.times += [block.times[row] for row in rows]
+            self.nodes += [block.nodes[row] for row in rows]
+            self.tags += [block.tags[row] for row in rows]
+            self.datas += [block.datas[row] for row in rows]
+            metas = [block.metas[row] for row in rows]
+        self.metas += metas
+        if block.has_metas:
+            self.marks += bytes(meta[:1] in MARKS for meta in metas)
+        else:
+            self.marks += bytes(len(metas))
