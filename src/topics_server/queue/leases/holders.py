@@ -58,15 +58,15 @@ def leased(
 def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
     """Whether the node holds all of these jobs (ascending), and none of their leases is ending."""
     before = 0
-    for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
-        job = jobs.get(seq)
+    fences = repeat(0) if lease_ids is None else lease_ids
+    for seq, job, fence in zip(seqs, map(jobs.get, seqs), fences, strict=False):
         if (
             seq <= before
             or job is None
             or job.flags
-            or not job.lease_id
             or job.node != node
-            or (lease_ids is not None and fence != job.lease_id)
+            or not job.lease_id
+            or (job.lease_id != fence and lease_ids is not None)
         ):
             return False
         before = seq

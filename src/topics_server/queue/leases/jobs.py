@@ -7,6 +7,7 @@ and `lease_<hex>` outside. Used by `lease_book`, `lease_parts` and their callers
 from __future__ import annotations
 
 import re
+import struct
 from enum import StrEnum
 from typing import Final
 
@@ -14,7 +15,12 @@ import msgspec
 
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 
+_TOKEN_START: Final = "lease_"
+_TOKEN_DIGITS: Final = 16
+_HEX_DIGITS: Final = b"0123456789abcdef"
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{1,16})")
+# From this number on it is faster to convert tokens together.
+_MANY_TOKENS: Final = 4
 
 # Reasons why a job is busy, other than pending entries (`HeldJob.pending`).
 LEAVING: Final = 1  # one of these ends the current lease
@@ -46,8 +52,36 @@ def lease_number(text: str) -> int:
 
 def lease_numbers(texts: list[str]) -> list[int]:
     """The ids of several tokens, see `lease_number`."""
+    if len(texts) >= _MANY_TOKENS:
+        numbers = _numbers_of_one_length(texts)
+        if numbers is not None:
+            return numbers
     match = _LEASE_ID.fullmatch
     return [int(found[1], 16) if (found := match(text)) else 0 for text in texts]
+
+
+def _numbers_of_one_length(texts: list[str]) -> list[int] | None:
+    """`lease_numbers` of tokens that have the same length and are all well formed; else None.
+
+    The ids of one claim ascend by one, so that their tokens nearly always have the same length.
+    """
+    count, width = len(texts), len(texts[0]) - len(_TOKEN_START)
+    # Each token becomes a comma and its digits. The text has no other comma if there is one in each
+    # of these places, because the digits are checked.
+    text = ",".join(["", *texts])
+    digits = text.replace(f",{_TOKEN_START}", ",")
+    if (
+        not 1 <= width <= _TOKEN_DIGITS
+        or len(text) - len(digits) != count * len(_TOKEN_START)
+        or len(digits) != count * (width + 1)
+        or digits[:: width + 1] != "," * count
+        or not digits.isascii()
+    ):
+        return None
+    digits = digits.replace(",", "0" * (_TOKEN_DIGITS - width))
+    if len(digits) != count * _TOKEN_DIGITS or digits.encode().translate(None, _HEX_DIGITS):
+        return None
+    return list(struct.unpack(f">{count}Q", bytes.fromhex(digits)))
 
 
 class HeldJob(msgspec.Struct, gc=False):

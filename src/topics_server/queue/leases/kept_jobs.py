@@ -7,7 +7,7 @@ one step. This is the base of `lease_book`, which holds the rules of jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -116,25 +116,33 @@ class KeptJobs:
             self._gone_delayed.note(seqs)
         self._take_out(seqs)
 
+    def forget_deleted(self, seqs: Sequence[int]) -> None:
+        """`forget` of the ascending seqs of one delete; the floor moves along with them."""
+        self.forget_seqs(seqs)
+        if seqs[0] == self._floor_seq and seqs[-1] - seqs[0] == len(seqs) - 1:
+            self._floor_seq = seqs[-1] + 1
+
     def _take_out(self, seqs: Iterable[int]) -> None:
         jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
         # Most jobs are in a timer; remove them from it together.
         timed: dict[int, list[int]] = {}
+        acked = 0
         for seq in seqs:
-            if seq in delayed_until:
-                self.unclaimed.forget(seq)
             job = jobs.get(seq)
             if job is None:
-                continue
-            if job.pending or job.connection or job.flags not in (0, ACKING):
+                if seq in delayed_until:
+                    self.unclaimed.forget(seq)
+            elif job.pending or job.connection:
                 self._remove(seq)
-                continue
-            if job.flags:
-                self._busy_count -= 1
-                self.taking.discard(seq)
+            elif job.flags == ACKING:
+                acked += 1
+                del jobs[seq]
+            elif job.flags:
+                self._remove(seq)
             else:
                 timed.setdefault(job.at_ms, []).append(seq)
-            del jobs[seq]
+                del jobs[seq]
+        self._busy_count -= acked
         for at_ms, together in timed.items():
             self._places.take_out(together, at_ms)
 
@@ -143,9 +151,18 @@ class KeptJobs:
         first = self._floor_seq
         if seq > first:
             self._floor_seq = seq
-            # Most often one job was acked: its delete has taken it out.
-            if seq > first + 1 or first in self.jobs or first in self.unclaimed.delayed_until:
+            # Most often the jobs were acked: their deletes have taken them out.
+            if seq - first > FREED_JOBS or not self._knows_none(range(first, seq)):
                 self.forget(first, seq - 1)
+
+    def _knows_none(self, seqs: range) -> bool:
+        """Whether the book has none of these jobs; may be False for many seqs and few jobs."""
+        jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
+        if len(seqs) > max(1, len(jobs) + len(delayed_until)):
+            return False
+        return jobs.keys().isdisjoint(seqs) and not (
+            delayed_until and any(seq in delayed_until for seq in seqs)
+        )
 
     def _remove(self, seq: int) -> None:
         job = self.jobs[seq]

@@ -213,7 +213,7 @@ class LeaseTable:
             return
         book.topic_lsn = lsn
         if entry.seqs is not None:
-            book.forget_seqs(entry.seqs)
+            book.forget_deleted(entry.seqs)
             if self._marked:
                 for seq in entry.seqs:
                     self._count_dead(book, seq, seq)

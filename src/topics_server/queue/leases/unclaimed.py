@@ -145,6 +145,9 @@ class UnclaimedJobs:
             for seq in seqs:
                 self.take(seq)
             return
+        if seqs[-1] - seqs[0] == len(seqs) - 1:
+            self._pass(seqs[0], seqs[-1])
+            return
         for seq in seqs:
             if self.next_seq < seq:
                 self.offer([(self.next_seq, seq - 1)])
