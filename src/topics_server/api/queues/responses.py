@@ -24,9 +24,11 @@ from topics_server.queue.answers import (
     Redriven,
 )
 from topics_server.queue.leases.jobs import SkipReason, lease_text
-from topics_server.values.json_cache import Payload, marked_payload, payload_of
+from topics_server.values.json_cache import marked_payload, payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
+# From this number on it is faster to render the jobs of a claim by one format.
+_MANY_JOBS: Final = 4
 
 
 def render_job(job: LeasedJob) -> bytes:
@@ -80,52 +82,73 @@ def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
 
 
 def _render_first(leased: FirstLeases) -> bytes:
-    """Jobs that were never leased: one format for all jobs, with the columns that have values."""
-    count = len(leased.seqs)
-    if not count:
-        return b""
-    records = leased.records
-    labels = kinds = metas = b""
+    """Jobs that were never leased: many by one format, a few and marked ones each by itself."""
+    records, count = leased.records, len(leased.seqs)
+    if count < _MANY_JOBS or any(records.marks):
+        return b",".join(_render_each(leased))
     columns: list[Iterable[object]] = [
         leased.seqs,
         range(leased.first_id, leased.first_id + count),
         records.times,
     ]
-    datas, extras = records.datas, records.metas
-    traces: Sequence[bytes] = ()
-    if any(records.marks):
-        payloads = [
-            marked_payload(data, meta) if mark else Payload(data, meta)
-            for data, meta, mark in zip(datas, extras, records.marks, strict=True)
-        ]
-        datas = [payload.data for payload in payloads]
-        extras = [payload.meta for payload in payloads]
-        traces = [payload.trace for payload in payloads]
-    for key, texts in (("$node", records.nodes), ("$tag", records.tags)):
+    labels = metas = b""
+    for key, texts in ((b"$node", records.nodes), (b"$tag", records.tags)):
         if texts.count(None) < count:
             labels += b"%b"
             columns.append(_labels(key, texts))
-    if traces:
-        labels += b"%b"
-        kinds = b"%b"
-        columns += [traces, [payload.kind for payload in payloads]]
-    columns.append(datas)
-    if any(extras):
+    columns.append(records.datas)
+    if any(records.metas):
         metas = b"%b"
-        columns.append([b',"meta":%b' % meta if meta else b"" for meta in extras])
+        columns.append([b',"meta":%b' % meta if meta else b"" for meta in records.metas])
     job = (
-        b'{"$seq":%%d,"lease_id":"lease_%%x","deadline":%d,"$ts":%%d%b,"deliveries":1%b,'
+        b'{"$seq":%%d,"lease_id":"lease_%%x","deadline":%d,"$ts":%%d%b,"deliveries":1,'
         b'"data":%%b%b},'
-    ) % (leased.deadline_ms, labels, kinds, metas)
+    ) % (leased.deadline_ms, labels, metas)
     values = tuple(chain.from_iterable(zip(*columns, strict=True)))
     return (job * count)[:-1] % values
 
 
-def _labels(key: str, texts: Sequence[str | None]) -> list[bytes]:
+def _render_each(leased: FirstLeases) -> list[bytes]:
+    jobs: list[bytes] = []
+    records, deadline_ms, lease_id = leased.records, leased.deadline_ms, leased.first_id
+    for seq, ts, node, tag, data, meta, mark in zip(
+        leased.seqs,
+        records.times,
+        records.nodes,
+        records.tags,
+        records.datas,
+        records.metas,
+        records.marks,
+        strict=True,
+    ):
+        kind = trace = b""
+        if mark:
+            payload = marked_payload(data, meta)
+            kind, data, meta, trace = payload.kind, payload.data, payload.meta, payload.trace
+        jobs.append(
+            b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d%b%b%b,"deliveries":1%b,'
+            b'"data":%b%b}'
+            % (
+                seq,
+                lease_id,
+                deadline_ms,
+                ts,
+                b"" if node is None else b',"$node":%b' % _encode(node),
+                b"" if tag is None else b',"$tag":%b' % _encode(tag),
+                trace,
+                kind,
+                data,
+                b',"meta":%b' % meta if meta else b"",
+            )
+        )
+        lease_id += 1
+    return jobs
+
+
+def _labels(key: bytes, texts: Sequence[str | None]) -> list[bytes]:
     """The member `,"key":"text"` of each record, encoded once for each distinct text."""
     members = {
-        text: b"" if text is None else b',"%b":%b' % (key.encode("ascii"), _encode(text))
-        for text in set(texts)
+        text: b"" if text is None else b',"%b":%b' % (key, _encode(text)) for text in set(texts)
     }
     return [members[text] for text in texts]
 

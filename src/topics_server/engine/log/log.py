@@ -157,6 +157,8 @@ class Log:
             first, dead = run.first_seq, run.dead
             row = dead.find(0, max(0, seq - first)) if run.live_count else -1
             while row >= 0:
+                if limit == 1:
+                    return [first + row]
                 end = min(row + limit - len(found), len(dead))
                 if end - row == dead.count(0, row, end):
                     found += range(first + row, first + end)
@@ -437,20 +439,18 @@ class Log:
             run, end = runs[end], end + 1
             first, above = run.first_seq, run.first_seq + len(run.dead)
             behind = count if seqs[-1] < above else bisect_left(seqs, above, position)
-            position = bisect_left(seqs, first, position, behind)
-            if position == behind:
-                continue
-            low, high = seqs[position] - first, seqs[behind - 1] - first + 1
-            if isinstance(run, SealedRun):
-                rows = [seq - first for seq in seqs[position:behind]]
-                self._delete_rows(run, np.asarray(rows, np.int64), flips)
-            elif high - low == behind - position:
-                self._count(run, run.kill_range(low, high))
-            else:
-                dead = run.dead
-                rows = [seq - first for seq in seqs[position:behind] if not dead[seq - first]]
-                self._count(run, run.kill_few(rows))
+            if seqs[position] < first:
+                position = bisect_left(seqs, first, position, behind)
+            part = seqs[position:behind]
             position = behind
+            if isinstance(run, SealedRun):
+                self._delete_rows(run, np.asarray([seq - first for seq in part], np.int64), flips)
+            elif len(part) > 1 and part[-1] - part[0] < len(part):
+                self._count(run, run.kill_range(part[0] - first, part[-1] - first + 1))
+            elif part:
+                dead = run.dead
+                rows = [seq - first for seq in part if not dead[seq - first]]
+                self._count(run, run.kill_few(rows))
         self._trim_dead(start, end)
         return before - self.live_count, flips
 

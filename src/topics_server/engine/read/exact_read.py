@@ -17,6 +17,7 @@ from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, pieces_
 from topics_server.engine.read.record_columns import RecordColumns
 from topics_server.engine.topic.deletion import FEW_SEQS_MAX, columns_of_seqs
 from topics_server.engine.topic.topic import Topic
+from topics_server.values.blocks import MARKS
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.limits import BLOCK_RECORDS_MAX
 
@@ -33,6 +34,14 @@ def is_live(log: Log, seq: int) -> bool:
 def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
     """The seqs that are live and have no pending delete."""
     log = topic.log
+    if len(seqs) == 1:
+        found = [seqs[0]] if is_live(log, seqs[0]) else []
+    else:
+        found = _live_ones(log, seqs)
+    return topic.staging.without_dying(found)
+
+
+def _live_ones(log: Log, seqs: Sequence[int]) -> list[int]:
     runs, count = log.runs, len(seqs)
     found: list[int] = []
     position = 0
@@ -43,14 +52,14 @@ def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
         run = runs[index]
         first, dead = run.first_seq, run.dead
         end = end_of_run(run, seqs, position)
-        low, high = seqs[position] - first, seqs[end - 1] - first + 1
         part = seqs[position:end]
+        low, high = part[0] - first, part[-1] - first + 1
         if high - low == end - position and low >= 0 and dead.count(0, low, high) == high - low:
             found += part
         else:
             found += [seq for seq in part if seq >= first and not dead[seq - first]]
         position = end
-    return topic.staging.without_dying(found)
+    return found
 
 
 def end_of_run(run: Run, seqs: Sequence[int], position: int) -> int:
@@ -68,6 +77,9 @@ def decide_delete_seqs(topic: Topic, seqs: Sequence[int], now_ms: int) -> Record
 
 def tail_columns(log: Log, seqs: Sequence[int]) -> RecordColumns | None:
     """The records of these live seqs, from the tail; None if one of them is sealed."""
+    if len(seqs) == 1:
+        run = log.runs[log.run_at(seqs[0])]
+        return _columns_of_row(run, seqs[0] - run.first_seq)
     columns = RecordColumns()
     position, count = 0, len(seqs)
     while position < count:
@@ -85,6 +97,31 @@ def tail_columns(log: Log, seqs: Sequence[int]) -> RecordColumns | None:
             return None
         position = end
     return columns
+
+
+def _columns_of_row(run: Run, row: int) -> RecordColumns | None:
+    """`tail_columns` of one record, the most frequent number."""
+    if isinstance(run, TailBlock):
+        block = run.block
+        return RecordColumns(
+            [block.times[row]],
+            [block.nodes[row]],
+            [block.tags[row]],
+            [block.data(row)],
+            [block.meta(row)],
+            block.kinds[row : row + 1],
+        )
+    if isinstance(run, OpenBlock):
+        meta = run.metas[row]
+        return RecordColumns(
+            [run.times[row]],
+            [run.nodes[row]],
+            [run.tags[row]],
+            [run.datas[row]],
+            [meta],
+            b"\x01" if meta[:1] in MARKS else b"\0",
+        )
+    return None
 
 
 def plan_rows(topic: Topic, seqs: Sequence[int], *, alone: bool = False) -> PagePlan:

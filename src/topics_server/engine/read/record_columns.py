@@ -7,38 +7,41 @@ slices. Made by `exact_read` and `engine/reads`; rendered by `api/queues/respons
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+import msgspec
 
 from topics_server.engine.log.runs import OpenBlock
 from topics_server.values.blocks import MARKS, Block
 
+# From this number on it is faster to take slices of the columns.
+_MANY_ROWS: Final = 4
 
-class RecordColumns:
+
+class RecordColumns(msgspec.Struct, gc=False):
     """Columns of equal length. `times`: commit times in ms; an absent `meta` is empty.
 
     `marks`: not 0 for a record whose `meta` may begin with a mark (`values/blocks`).
     """
 
-    __slots__ = ("datas", "marks", "metas", "nodes", "tags", "times")
-
-    def __init__(self) -> None:
-        self.times: list[int] = []
-        self.nodes: list[str | None] = []
-        self.tags: list[str | None] = []
-        self.datas: list[bytes] = []
-        self.metas: list[bytes] = []
-        self.marks = bytearray()
+    times: list[int] = []
+    nodes: list[str | None] = []
+    tags: list[str | None] = []
+    datas: list[bytes] = []
+    metas: list[bytes] = []
+    marks: bytes = b""
 
     def add_block(self, block: Block, rows: Sequence[int]) -> None:
         """Add ascending rows of a block."""
         count, low, high = len(rows), rows[0], rows[-1] + 1
-        if count == 1 or count < high - low:
+        if count < _MANY_ROWS or count < high - low:
             for row in rows:
                 self.times.append(block.times[row])
                 self.nodes.append(block.nodes[row])
                 self.tags.append(block.tags[row])
                 self.datas.append(block.data(row))
                 self.metas.append(block.meta(row))
-                self.marks.append(block.kinds[row])
+                self.marks += block.kinds[row : row + 1]
             return
         body, ends = block.body, block.ends
         self.times += block.times[low:high]
@@ -56,8 +59,8 @@ class RecordColumns:
 
     def add_open_block(self, block: OpenBlock, rows: Sequence[int]) -> None:
         """`add_block` for the block that takes appends."""
-        low, high = rows[0], rows[-1] + 1
-        if len(rows) == high - low:
+        count, low, high = len(rows), rows[0], rows[-1] + 1
+        if count == high - low:
             part = slice(low, high)
             self.times += block.times[part]
             self.nodes += block.nodes[part]
@@ -74,4 +77,4 @@ class RecordColumns:
         if block.has_metas:
             self.marks += bytes(meta[:1] in MARKS for meta in metas)
         else:
-            self.marks += bytes(len(metas))
+            self.marks += bytes(count)

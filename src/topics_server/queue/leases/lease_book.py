@@ -15,7 +15,6 @@ Called by `queue/leases/lease_table` (entries) and `queue/service` (everything e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, repeat
 from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
@@ -160,9 +159,10 @@ class LeaseBook(KeptJobs):
         The effect is that of `stage` and `apply` for an entry that is not journaled.
         """
         assert seqs
-        at_ms, ids = deadline_ms + 1, count(first_id)
-        held = map(HeldJob, ids, repeat(node), repeat(at_ms), repeat(1), repeat(now_ms))
-        self.jobs.update(zip(seqs, held, strict=False))
+        jobs, at_ms, lease_id = self.jobs, deadline_ms + 1, first_id
+        for seq in seqs:
+            jobs[seq] = HeldJob(lease_id, node, at_ms, 1, now_ms)
+            lease_id += 1
         self._places.leased.put_all(seqs, at_ms)
         self.unclaimed.take_all(seqs)
 
