@@ -24,7 +24,14 @@ from topics_server.engine.filters import Filter
 from topics_server.engine.log.log import Log
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.backward import cursor_since, first_of_last, plan_backward
-from topics_server.engine.read.exact_read import plan_rows, tail_columns
+from topics_server.engine.read.exact_read import (
+    MANY_ROWS,
+    Row,
+    plan_rows,
+    row_of,
+    tail_columns,
+    tail_rows,
+)
 from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.page import Fetch, PagePlan, plan_page
 from topics_server.engine.read.record_columns import RecordColumns
@@ -214,18 +221,25 @@ class Reads:
                 raise topic_not_found(topic.name)
         return [(piece.block, row) for piece in page.pieces for row in piece.rows]
 
-    def resident_columns(self, topic: Topic, seqs: Sequence[int]) -> RecordColumns | None:
-        """The records of these live seqs (ascending); None if one is not in memory."""
-        columns = tail_columns(topic.log, seqs)
-        if columns is not None:
-            return columns
+    def resident_rows(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | RecordColumns | None:
+        """The records of these live seqs (ascending); None if one is not in memory.
+
+        Many records are columns.
+        """
+        is_many = len(seqs) >= MANY_ROWS
+        rows = tail_columns(topic.log, seqs) if is_many else tail_rows(topic.log, seqs)
+        if rows is not None:
+            return rows
         page = self._fetcher.resident(topic, plan_rows(topic, seqs))
         if page is None:
             return None
-        columns = RecordColumns()
-        for piece in page.pieces:
-            columns.add_block(piece.block, piece.rows)
-        return columns if len(columns.times) == len(seqs) else None
+        if is_many:
+            columns = RecordColumns()
+            for piece in page.pieces:
+                columns.add_block(piece.block, piece.rows)
+            return columns if len(columns.times) == len(seqs) else None
+        rows = [row_of(piece.block, row) for piece in page.pieces for row in piece.rows]
+        return rows if len(rows) == len(seqs) else None
 
     def upto_seq(self, name: str, request: ReadRequest) -> int:
         """The last seq that a read examines."""

@@ -78,7 +78,7 @@ class Store:
             reads.read_resident,
             reads.read_rows,
         )
-        self.resident_columns = reads.resident_columns
+        self.resident_rows = reads.resident_rows
         self.read_backward, self.range_mark = reads.read_backward, reads.range_mark
         self.dead_slots = reads.dead_slots
         self.cursor_of = reads.cursor_of

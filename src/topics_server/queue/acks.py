@@ -81,8 +81,7 @@ class Acks:
         ticket = delete.ticket
         if ticket is not None:
             flying = self.in_flight.setdefault(topic.topic_id, {})
-            for seq in delete.seqs:
-                flying[seq] = delete
+            flying.update(dict.fromkeys(delete.seqs, delete))
             if ticket.applied is not None or ticket.error is not None:
                 ack.finish()
             else:
@@ -144,10 +143,11 @@ class PendingAck:
         ticket = delete.ticket
         assert ticket is not None
         flying = acks.in_flight[topic_id]
-        for seq in delete.seqs:
-            del flying[seq]
-        if not flying:
+        if len(flying) == len(delete.seqs):
             del acks.in_flight[topic_id]
+        else:
+            for seq in delete.seqs:
+                del flying[seq]
         if ticket.error is not None:
             self._book.cancel_ack(delete.seqs)
         elif self._events:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from topics_server.engine.answers import QueueCounts
+from topics_server.engine.read.exact_read import Row
 from topics_server.engine.read.record_columns import RecordColumns
 from topics_server.queue.leases.jobs import LeaseView, SkipReason
 from topics_server.values.blocks import Block
@@ -31,12 +32,12 @@ class ClaimResult(msgspec.Struct, frozen=True):
 class FirstLeases(msgspec.Struct, frozen=True, gc=False):
     """Jobs that were leased for the first time, with their records.
 
-    Job i has the seq `seqs[i]`, row i of `records` and the lease id `first_id + i`. `ready`: the
+    Job i has the seq `seqs[i]`, row i of `rows` and the lease id `first_id + i`. `ready`: the
     number of other claimable jobs.
     """
 
     seqs: list[int]
-    records: RecordColumns
+    rows: list[Row] | RecordColumns
     first_id: int
     deadline_ms: int
     ready: int

@@ -58,8 +58,8 @@ class ImmediateClaims:
         seqs = book.first_unclaimed(now_ms, max_jobs, live, topic.log.live_from)
         if seqs is None:
             return None
-        records = self._store.resident_columns(topic, seqs)
-        if records is None:
+        rows = self._store.resident_rows(topic, seqs) if seqs else []
+        if rows is None:
             return None
         topic.last_read_ts = now_ms
         first_id = 0
@@ -68,4 +68,4 @@ class ImmediateClaims:
             first_id = self._lease_table.reserve_ids(len(seqs))
             book.lease_unclaimed(now_ms, seqs, first_id, node, deadline_ms)
             self._on_moved()
-        return FirstLeases(seqs, records, first_id, deadline_ms, book.ready(live))
+        return FirstLeases(seqs, rows, first_id, deadline_ms, book.ready(live))

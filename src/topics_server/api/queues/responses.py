@@ -7,13 +7,13 @@ copied verbatim; bytes are base64, as in a diff. Called by `api/queues/handlers`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
 from topics_server.api.messages.responses import render_json
 from topics_server.api.watch.sse import frame
+from topics_server.engine.read.exact_read import Row
 from topics_server.queue.answers import (
     AckResult,
     ExtendResult,
@@ -27,8 +27,6 @@ from topics_server.queue.leases.jobs import SkipReason, lease_text
 from topics_server.values.json_cache import marked_payload, payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
-# From this number on it is faster to render the jobs of a claim by one format.
-_MANY_JOBS: Final = 4
 
 
 def render_job(job: LeasedJob) -> bytes:
@@ -82,15 +80,21 @@ def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
 
 
 def _render_first(leased: FirstLeases) -> bytes:
-    """Jobs that were never leased: many by one format, a few and marked ones each by itself."""
-    records, count = leased.records, len(leased.seqs)
-    if count < _MANY_JOBS or any(records.marks):
-        return b",".join(_render_each(leased))
-    columns: list[Iterable[object]] = [
+    """Jobs that were never leased; many without marks are rendered by one format."""
+    records, count = leased.rows, len(leased.seqs)
+    if isinstance(records, list):
+        return _render_rows(leased, records)
+    if any(records.marks):
+        return _render_rows(leased, records.rows())
+    columns: list[Sequence[object]] = [
         leased.seqs,
         range(leased.first_id, leased.first_id + count),
-        records.times,
     ]
+    # Jobs that were appended by one call have one time.
+    ts = b"%d" % records.times[0]
+    if records.times.count(records.times[0]) < count:
+        ts = b"%d"
+        columns.append(records.times)
     labels = metas = b""
     for key, texts in ((b"$node", records.nodes), (b"$tag", records.tags)):
         if texts.count(None) < count:
@@ -101,28 +105,21 @@ def _render_first(leased: FirstLeases) -> bytes:
         metas = b"%b"
         columns.append([b',"meta":%b' % meta if meta else b"" for meta in records.metas])
     job = (
-        b'{"$seq":%%d,"lease_id":"lease_%%x","deadline":%d,"$ts":%%d%b,"deliveries":1,'
-        b'"data":%%b%b},'
-    ) % (leased.deadline_ms, labels, metas)
-    values = tuple(chain.from_iterable(zip(*columns, strict=True)))
-    return (job * count)[:-1] % values
+        b'{"$seq":%%d,"lease_id":"lease_%%x","deadline":%d,"$ts":%b%b,"deliveries":1,"data":%%b%b},'
+    ) % (leased.deadline_ms, ts, labels, metas)
+    width = len(columns)
+    values: list[object] = [None] * (count * width)
+    for index, column in enumerate(columns):
+        values[index::width] = column
+    return (job * count)[:-1] % tuple(values)
 
 
-def _render_each(leased: FirstLeases) -> list[bytes]:
+def _render_rows(leased: FirstLeases, rows: Iterable[Row]) -> bytes:
     jobs: list[bytes] = []
-    records, deadline_ms, lease_id = leased.records, leased.deadline_ms, leased.first_id
-    for seq, ts, node, tag, data, meta, mark in zip(
-        leased.seqs,
-        records.times,
-        records.nodes,
-        records.tags,
-        records.datas,
-        records.metas,
-        records.marks,
-        strict=True,
-    ):
+    lease_id, deadline_ms = leased.first_id, leased.deadline_ms
+    for seq, (ts, node, tag, data, meta, is_marked) in zip(leased.seqs, rows, strict=True):
         kind = trace = b""
-        if mark:
+        if is_marked:
             payload = marked_payload(data, meta)
             kind, data, meta, trace = payload.kind, payload.data, payload.meta, payload.trace
         jobs.append(
@@ -142,7 +139,7 @@ def _render_each(leased: FirstLeases) -> list[bytes]:
             )
         )
         lease_id += 1
-    return jobs
+    return b",".join(jobs)
 
 
 def _labels(key: bytes, texts: Sequence[str | None]) -> list[bytes]:

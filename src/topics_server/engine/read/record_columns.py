@@ -6,16 +6,12 @@ slices. Made by `exact_read` and `engine/reads`; rendered by `api/queues/respons
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from topics_server.engine.log.runs import OpenBlock
 from topics_server.values.blocks import MARKS, Block
-
-# From this number on it is faster to take slices of the columns.
-_MANY_ROWS: Final = 4
 
 
 class RecordColumns(msgspec.Struct, gc=False):
@@ -31,10 +27,15 @@ class RecordColumns(msgspec.Struct, gc=False):
     metas: list[bytes] = []
     marks: bytes = b""
 
+    def rows(self) -> Iterator[tuple[int, str | None, str | None, bytes, bytes, bool]]:
+        """The records one by one, see `exact_read.Row`."""
+        marks = map(bool, self.marks)
+        return zip(self.times, self.nodes, self.tags, self.datas, self.metas, marks, strict=True)
+
     def add_block(self, block: Block, rows: Sequence[int]) -> None:
         """Add ascending rows of a block."""
         count, low, high = len(rows), rows[0], rows[-1] + 1
-        if count < _MANY_ROWS or count < high - low:
+        if count < high - low:
             for row in rows:
                 self.times.append(block.times[row])
                 self.nodes.append(block.nodes[row])

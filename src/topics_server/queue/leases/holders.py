@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import repeat
 
 from topics_server.queue.leases.jobs import (
     ACKING,
@@ -57,17 +56,15 @@ def leased(
 
 def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
     """Whether the node holds all of these jobs (ascending), and none of their leases is ending."""
+    try:
+        held = [jobs[seq] for seq in seqs]
+    except KeyError:
+        return False
+    if lease_ids is not None and [job.lease_id for job in held] != list(lease_ids):
+        return False
     before = 0
-    fences = repeat(0) if lease_ids is None else lease_ids
-    for seq, job, fence in zip(seqs, map(jobs.get, seqs), fences, strict=False):
-        if (
-            seq <= before
-            or job is None
-            or job.flags
-            or job.node != node
-            or not job.lease_id
-            or (job.lease_id != fence and lease_ids is not None)
-        ):
+    for seq, job in zip(seqs, held, strict=True):
+        if seq <= before or job.flags or job.node != node or not job.lease_id:
             return False
         before = seq
     return True

@@ -20,7 +20,7 @@ _TOKEN_DIGITS: Final = 16
 _HEX_DIGITS: Final = b"0123456789abcdef"
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{1,16})")
 # From this number on it is faster to convert tokens together.
-_MANY_TOKENS: Final = 4
+_MANY_TOKENS: Final = 16
 
 # Reasons why a job is busy, other than pending entries (`HeldJob.pending`).
 LEAVING: Final = 1  # one of these ends the current lease

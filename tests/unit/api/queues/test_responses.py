@@ -16,6 +16,7 @@ from topics_server.api.queues.responses import (
     render_redriven,
 )
 from topics_server.engine.answers import QueueCounts
+from topics_server.engine.read.exact_read import row_of
 from topics_server.engine.read.record_columns import RecordColumns
 from topics_server.queue.answers import (
     AckResult,
@@ -89,13 +90,16 @@ def test_a_claim_of_first_leases_reads_like_any_other() -> None:
     tags, nodes = ['t"ag', None, None], ["nöde", None, None]
     made = make_block(7, array("q", [10, 20, 30]), datas, metas, tags, nodes)
     general = [LeasedJob(7 + row, 0xABC + row, 30_010, 1, made, row) for row in range(3)]
-    records = RecordColumns()
-    records.add_block(made, range(3))
-    leased = FirstLeases([7, 8, 9], records, 0xABC, 30_010, 840)
-    assert render_claimed("jobs", leased, 840, 0.42, 0.1) == render_claimed(
-        "jobs", general, 840, 0.42, 0.1
-    )
-    none = FirstLeases([], RecordColumns(), 0, 30_010, 0)
+    columns = RecordColumns()
+    columns.add_block(made, range(3))
+    rows = [row_of(made, row) for row in range(3)]
+    assert list(columns.rows()) == rows
+    for records in (rows, columns):
+        leased = FirstLeases([7, 8, 9], records, 0xABC, 30_010, 840)
+        assert render_claimed("jobs", leased, 840, 0.42, 0.1) == render_claimed(
+            "jobs", general, 840, 0.42, 0.1
+        )
+    none = FirstLeases([], [], 0, 30_010, 0)
     assert render_claimed("jobs", none, 0, 0.1) == render_claimed("jobs", [], 0, 0.1)
 
 
