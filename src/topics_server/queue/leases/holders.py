@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 from topics_server.queue.leases.jobs import (
     ACKING,
@@ -56,15 +57,17 @@ def leased(
 
 def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
     """Whether the node holds all of these jobs (ascending), and none of their leases is ending."""
-    try:
-        held = [jobs[seq] for seq in seqs]
-    except KeyError:
-        return False
-    if lease_ids is not None and [job.lease_id for job in held] != list(lease_ids):
-        return False
     before = 0
-    for seq, job in zip(seqs, held, strict=True):
-        if seq <= before or job.flags or job.node != node or not job.lease_id:
+    for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
+        job = jobs.get(seq)
+        if (
+            seq <= before
+            or job is None
+            or job.flags
+            or not job.lease_id
+            or job.node != node
+            or (lease_ids is not None and fence != job.lease_id)
+        ):
             return False
         before = seq
     return True
