@@ -20,8 +20,9 @@ from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.values.model import TagMatch
 
-# Up to this many seqs a delete uses a list, because making arrays would cost more than it saves.
-FEW_SEQS_MAX: Final = 64
+# Up to this many seqs a delete uses a list, because making arrays would cost more than it saves. A
+# turn of the loop must not take longer for one entry, see `rubbish.FREED_JOBS`.
+FEW_SEQS_MAX: Final = 1_000
 
 
 def runs_of_range(log: Log, first_seq: int, last_seq: int) -> tuple[bytes, bytes] | None:

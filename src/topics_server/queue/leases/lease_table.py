@@ -214,9 +214,9 @@ class LeaseTable:
         book.topic_lsn = lsn
         if entry.seqs is not None:
             book.forget_deleted(entry.seqs)
-            if self._marked:
-                for seq in entry.seqs:
-                    self._count_dead(book, seq, seq)
+            marked = self._marked.get(book.queue_id)
+            if marked:
+                self._have_arrived(book, marked, [seq for seq in entry.seqs if seq in marked])
             return
         firsts, lasts = np.frombuffer(entry.firsts, "<u8"), np.frombuffer(entry.lasts, "<u8")
         book.forget_runs(firsts, lasts)
