@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from array import array
 
+import pytest
+
 from topics_server.api.queues.responses import (
     job_frame,
     render_acked,
@@ -101,6 +103,38 @@ def test_a_claim_of_first_leases_reads_like_any_other() -> None:
         )
     none = FirstLeases([], [], 0, 30_010, 0)
     assert render_claimed("jobs", none, 0, 0.1) == render_claimed("jobs", [], 0, 0.1)
+
+
+@pytest.mark.parametrize("shown", ["plain", "times", "labels", "metas", "marks", "everything"])
+def test_jobs_rendered_by_one_format_read_like_jobs_rendered_one_by_one(shown: str) -> None:
+    count, is_all = 40, shown == "everything"
+    times = array(
+        "q", [10 + row // 7 if is_all or shown == "times" else 10 for row in range(count)]
+    )
+    tags: list[str | None] = [None] * count
+    nodes: list[str | None] = [None] * count
+    metas = [b""] * count
+    if is_all or shown == "labels":
+        tags[3:9] = ["%d", "", 't"ag', "%d", None, "x"]
+        nodes[5:30:5] = ["nöde"] * 5
+    if is_all or shown == "metas":
+        metas[::3] = [b'{"m":"%b"}'] * 14
+    if is_all or shown == "marks":
+        metas[7] = bytes_meta("image/png")
+    datas = [b'{"100%%":"%d"}' % row for row in range(count)]
+    made = make_block(7, times, datas, metas, tags, nodes)
+    rows = [row for row in range(2, count) if row % 11 or not is_all]
+    records = RecordColumns()
+    records.add_block(made, rows)
+    assert list(records.rows()) == [row_of(made, row) for row in rows]
+    seqs = [7 + row for row in rows]
+    general = [
+        LeasedJob(seq, 0xFFE + index, 30_010, 1, made, seq - 7) for index, seq in enumerate(seqs)
+    ]
+    leased = FirstLeases(seqs, records, 0xFFE, 30_010, 840)
+    expected = render_claimed("jobs", general, 840, 0.42)
+    assert render_claimed("jobs", leased, 840, 0.42) == expected
+    assert json.loads(expected)["count"] == len(rows)
 
 
 def test_a_frame_has_the_seq_as_id_and_no_bare_line_break() -> None:

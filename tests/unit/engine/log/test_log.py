@@ -464,6 +464,18 @@ def test_seqs_as_a_list_die_like_seqs_as_arrays(seqs: list[int]) -> None:
             assert getattr(by_list, name) == getattr(by_array, name), name
 
 
+@given(st.sets(st.integers(1, 60)), st.integers(1, 61), st.integers(1, 70))
+def test_live_seqs_are_those_that_a_search_finds_one_by_one(
+    dead: set[int], seq: int, limit: int
+) -> None:
+    log = mixed_log()
+    if dead:
+        log.delete_seqs(sorted(dead))
+    live = [each for each in range(seq, 61) if log.next_live(each) == each]
+    assert live == [each for each in range(seq, 61) if each not in dead]
+    assert log.live_from(seq, limit) == live[:limit]
+
+
 def test_live_seqs_are_listed_from_a_seq_on_up_to_a_number() -> None:
     log = mixed_log()
     log.delete_seqs([2, 30, 31, 51])

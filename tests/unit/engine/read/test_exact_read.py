@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.rig import Rig, throttled
 from topics_server.engine.commit.pipeline import DISK_FULL
-from topics_server.engine.read.exact_read import deletable, is_live, plan_rows
+from topics_server.engine.log.runs import OpenBlock, TailBlock
+from topics_server.engine.read import exact_read
+from topics_server.engine.read.exact_read import (
+    deletable,
+    is_live,
+    plan_rows,
+    tail_columns,
+    tail_rows,
+)
+from topics_server.engine.read.record_columns import RecordColumns
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.errors import Code, StorageError, TopicsError
@@ -93,8 +102,40 @@ def test_a_plan_has_just_the_live_ones(dead: set[int], asked: set[int], sealed: 
         count = topic.log.head_seq
         assert found == sorted(seq for seq in asked - dead if seq <= count)
         assert [seq for seq in sorted(asked) if is_live(topic.log, seq)] == found
+        assert deletable(topic, sorted(asked)) == found
 
     asyncio.run(run())
+
+
+@given(st.sets(st.integers(1, 600), min_size=1), st.integers(1, 600), st.integers(1, 200))
+def test_columns_have_what_rows_have(asked: set[int], first: int, count: int) -> None:
+    """A tail of frozen blocks and an open one, with gaps and without."""
+
+    async def run() -> None:
+        rig, topic = await stored(sealed=0, tail=250)
+        await rig.append("t", *("x" * (row % 9) for row in range(250)), tag="t")
+        await rig.append("t", *range(100))
+        assert {type(run) for run in topic.log.runs} == {TailBlock, OpenBlock}
+        for seqs in (sorted(asked), list(range(first, min(601, first + count)))):
+            columns = tail_columns(topic.log, seqs)
+            assert columns is not None
+            assert list(columns.rows()) == tail_rows(topic.log, seqs)
+
+    asyncio.run(run())
+
+
+async def test_sealed_records_are_read_as_columns_if_they_are_in_memory() -> None:
+    rig, topic = await stored(sealed=40, tail=5)
+    seqs = list(range(20, 44))
+    assert tail_columns(topic.log, seqs) is None
+    assert rig.store.resident_rows(topic, seqs) is None
+    await rig.store.read_rows(topic, seqs)
+    columns = rig.store.resident_rows(topic, seqs)
+    assert isinstance(columns, RecordColumns)
+    assert columns.datas == [b"%d" % seq for seq in seqs]
+    few = rig.store.resident_rows(topic, seqs[:15])
+    assert isinstance(few, list)
+    assert few == list(columns.rows())[:15]
 
 
 # -- deletes -------------------------------------------------------------------------------
@@ -174,3 +215,21 @@ async def test_a_delete_waits_for_a_drop_under_way() -> None:
     with pytest.raises(TopicsError):
         await rig.store.stable_topic("t")
     assert rig.store.topic_of(1) is None
+
+
+async def test_a_list_of_deleted_seqs_dies_like_arrays_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = []
+    for few in (1_000, 0):
+        monkeypatch.setattr(exact_read, "FEW_SEQS_MAX", few)
+        rig, topic = await stored(sealed=300, tail=900)
+        gone = [*range(250, 500), *range(501, 900, 3)]
+        assert (await rig.store.delete_seqs("t", gone)).seqs == gone
+        entry = rig.journal.entries[-1]
+        assert isinstance(entry, RecordsDeleted)
+        assert (entry.seqs is None) == (few == 0)
+        live = [seq for seq in range(1, 1_201) if is_live(topic.log, seq)]
+        assert live == [seq for seq in range(1, 1_201) if seq not in gone]
+        states.append((entry.firsts, entry.lasts, topic.log.live_bytes, topic.log.tail_bytes))
+    assert states[0] == states[1]

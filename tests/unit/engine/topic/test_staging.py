@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 
 import pytest
 
@@ -120,6 +121,24 @@ def test_seqs_of_deletes_under_way_are_dying_until_the_last_of_them_is_gone(widt
     assert [staging.is_dying(seq) for seq in (3, 10, 9_000)] == [False, True, True]
     staging.pop_from(20)
     assert not any(staging.is_dying(seq) for seq in (3, 10, 9_000))
+
+
+def test_a_seq_dies_until_the_last_of_its_deletes_is_gone_in_any_order() -> None:
+    listed = [[1, 2, 3], [2, 3], [3, 4], [3]]
+    for order in permutations(range(4), 2):
+        staging = staging_of(*(RecordsDeleted(1, 9, b"", b"", seqs) for seqs in listed))
+        for gone in range(4):
+            left = [seq for seqs in listed[gone:] for seq in seqs]
+            assert [seq for seq in range(6) if staging.is_dying(seq)] == sorted(set(left))
+            assert staging.without_dying([0, *order, 4, 5]) == [
+                seq for seq in (0, *order, 4, 5) if seq not in left
+            ]
+            staging.pop(10 * (gone + 1))
+        assert staging.without_dying([1, 2, 3, 4]) == [1, 2, 3, 4]
+    staging = staging_of(*(RecordsDeleted(1, 9, b"", b"", seqs) for seqs in listed))
+    staging.pop_from(20)
+    assert [seq for seq in range(6) if staging.is_dying(seq)] == [1, 2, 3]
+    assert not Staging().is_dying(1), "topics without a staged delete share one empty set"
 
 
 def test_a_drop_under_way_is_told_from_other_control() -> None:

@@ -84,7 +84,8 @@ def called(desk: Desk, name: str, asked: Any, now_ms: int) -> list[int]:
             acked = book.decide_ack(node, seqs, None).seqs
             book.begin_ack(acked)
             desk.seqs.difference_update(acked)
-            book.forget_seqs(acked)
+            if acked:
+                book.forget_deleted(sorted(acked))
             return acked
     return []
 

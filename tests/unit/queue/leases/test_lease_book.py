@@ -7,7 +7,13 @@ from collections.abc import Iterable
 import pytest
 
 from topics_server.queue.leases import lease_book as module
-from topics_server.queue.leases.jobs import HeldJob, Matched, lease_number, lease_text
+from topics_server.queue.leases.jobs import (
+    HeldJob,
+    Matched,
+    lease_number,
+    lease_numbers,
+    lease_text,
+)
 from topics_server.queue.leases.lease_book import (
     Ask,
     Claim,
@@ -80,6 +86,31 @@ def test_what_is_no_token_matches_no_lease(text: str) -> None:
 def test_tokens_are_hex() -> None:
     assert lease_text(0x7F3A9C) == "lease_7f3a9c"
     assert lease_number("lease_7f3a9c") == 0x7F3A9C
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *("", "lease_", "lease_G", "lease_1_0", "1", "lease_" + "f" * 17, "lease_0", "lease_ab"),
+        *("lease_7F3A9C", "lease_7f3a9c,", "lease_7f,lease_", "xease_7f3a9c", ",lease_7f3a9"),
+        *("lease_ 7f3a9", "lease_7f3a9 ", "7f3a9clease_", "lease_7f3a\u0669c", "lease_7f,a9c"),
+        *("lease_" + "f" * 16, "lease_7f3a9d"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_many_tokens_are_converted_like_each_of_them(odd: str, at: int) -> None:
+    for first in (0x7F3A80, 0x7F3A80 + 2**63, 0xFF8):
+        texts = [lease_text(first + index) for index in range(20)]
+        assert lease_numbers(texts) == [*range(first, first + 20)]
+        texts[at] = odd
+        assert lease_numbers(texts) == [lease_number(text) for text in texts]
+
+
+def test_commas_that_only_look_like_those_between_tokens_make_no_token() -> None:
+    texts = ["lease_11"] * 18 + ["lease_1,lease_2", "22"]
+    assert lease_numbers(texts) == [0x11] * 18 + [0, 0]
+    texts = ["lease_1"] * 18 + ["", "lease_1,lease_1"]
+    assert lease_numbers(texts) == [1] * 18 + [0, 0]
 
 
 def test_a_claim_grants_in_order_and_counts() -> None:

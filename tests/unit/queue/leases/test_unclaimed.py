@@ -4,6 +4,8 @@ behind.
 
 from __future__ import annotations
 
+import pytest
+
 from topics_server.queue.leases.unclaimed import LiveJobs, UnclaimedJobs, runs_of
 
 
@@ -104,3 +106,18 @@ def test_many_ranges_are_offered_one_by_one() -> None:
     unclaimed.offer([(2, 2)])
     live = live_of(set(range(1, 1_001)), 1_000)
     assert unclaimed.first(4, live, {1_000}.__contains__) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seqs", [[1, 2, 3], [5, 6, 7], [5, 7, 8], [9], [2, 4]])
+def test_jobs_taken_together_leave_what_jobs_taken_one_by_one_leave(seqs: list[int]) -> None:
+    together, singly = UnclaimedJobs(), UnclaimedJobs()
+    live = live_of({*range(1, 12)}, 11)
+    for _ in range(2):
+        together.take_all(seqs)
+        for seq in seqs:
+            singly.take(seq)
+        assert (together.next_seq, together.is_plain) == (singly.next_seq, singly.is_plain)
+        assert together.first(99, live, seqs.__contains__) == singly.first(
+            99, live, seqs.__contains__
+        )
+        seqs = [seq + 3 for seq in seqs]
