@@ -107,3 +107,19 @@ def test_a_book_that_forgets_later_answers_as_one_that_forgets_at_once(
             later.book._forget_some()
         if calls.rng.random() < 0.5:
             assert later.counts(calls.now_ms) == at_once.counts(calls.now_ms), name
+
+
+@pytest.mark.parametrize("acked", [[1, 2], [2, 3], [1, 3], [1, 2, 3, 4, 5]])
+def test_the_floor_of_a_book_moves_no_further_than_the_deleted_jobs(acked: list[int]) -> None:
+    desk = Desk(10)
+    assert desk.claim(6) == [1, 2, 3, 4, 5, 6]
+    book = desk.book
+    book.begin_ack(acked)
+    book.forget_deleted(acked)
+    desk.seqs -= set(acked)
+    assert sorted(book.jobs) == [seq for seq in range(1, 7) if seq not in acked]
+    # A loss of the first jobs forgets those that no ack has taken out.
+    book.forget_below(6)
+    desk.seqs -= set(range(1, 6))
+    assert sorted(book.jobs) == [6]
+    assert desk.counts() == (4, 1, 0, 0)

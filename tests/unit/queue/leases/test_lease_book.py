@@ -111,6 +111,9 @@ def test_commas_that_only_look_like_those_between_tokens_make_no_token() -> None
     assert lease_numbers(texts) == [0x11] * 18 + [0, 0]
     texts = ["lease_1"] * 18 + ["", "lease_1,lease_1"]
     assert lease_numbers(texts) == [1] * 18 + [0, 0]
+    # Two lengths that together are twice the length of the others.
+    texts = ["lease_11"] * 18 + ["lease_1", "lease_111"]
+    assert lease_numbers(texts) == [0x11] * 18 + [1, 0x111]
 
 
 def test_a_claim_grants_in_order_and_counts() -> None:
