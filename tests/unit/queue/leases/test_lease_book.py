@@ -94,7 +94,7 @@ def test_tokens_are_hex() -> None:
         *("", "lease_", "lease_G", "lease_1_0", "1", "lease_" + "f" * 17, "lease_0", "lease_ab"),
         *("lease_7F3A9C", "lease_7f3a9c,", "lease_7f,lease_", "xease_7f3a9c", ",lease_7f3a9"),
         *("lease_ 7f3a9", "lease_7f3a9 ", "7f3a9clease_", "lease_7f3a\u0669c", "lease_7f,a9c"),
-        *("lease_" + "f" * 16, "lease_7f3a9d"),
+        *("lease_" + "f" * 16, "lease_7f3a9d", "7f3a9c"),
     ],
 )
 @pytest.mark.parametrize("at", [0, 7, 19])
