@@ -34,7 +34,7 @@ from topics_server.engine.read.exact_read import (
 )
 from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.page import Fetch, PagePlan, plan_page
-from topics_server.engine.read.record_columns import RecordColumns
+from topics_server.engine.read.row_columns import RowColumns
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -221,7 +221,7 @@ class Reads:
                 raise topic_not_found(topic.name)
         return [(piece.block, row) for piece in page.pieces for row in piece.rows]
 
-    def resident_rows(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | RecordColumns | None:
+    def resident_rows(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | RowColumns | None:
         """The records of these live seqs (ascending); None if one is not in memory.
 
         Many records are columns.
@@ -234,7 +234,7 @@ class Reads:
         if page is None:
             return None
         if is_many:
-            columns = RecordColumns()
+            columns = RowColumns()
             for piece in page.pieces:
                 columns.add_block(piece.block, piece.rows)
             return columns if len(columns.times) == len(seqs) else None

@@ -6,7 +6,7 @@ import msgspec
 
 from topics_server.engine.answers import QueueCounts
 from topics_server.engine.read.exact_read import Row
-from topics_server.engine.read.record_columns import RecordColumns
+from topics_server.engine.read.row_columns import RowColumns
 from topics_server.queue.leases.jobs import LeaseView, SkipReason
 from topics_server.values.blocks import Block
 
@@ -37,7 +37,7 @@ class FirstLeases(msgspec.Struct, frozen=True, gc=False):
     """
 
     seqs: list[int]
-    rows: list[Row] | RecordColumns
+    rows: list[Row] | RowColumns
     first_id: int
     deadline_ms: int
     ready: int

@@ -15,7 +15,7 @@ from topics_server.engine.answers import Piece
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock
 from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, pieces_of_group
-from topics_server.engine.read.record_columns import RecordColumns
+from topics_server.engine.read.row_columns import RowColumns
 from topics_server.engine.topic.deletion import FEW_SEQS_MAX, columns_of_seqs
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import MARKS, Block
@@ -119,9 +119,9 @@ def row_of(block: Block, row: int) -> Row:
     )
 
 
-def tail_columns(log: Log, seqs: Sequence[int]) -> RecordColumns | None:
+def tail_columns(log: Log, seqs: Sequence[int]) -> RowColumns | None:
     """`tail_rows` as columns, which is faster for many seqs."""
-    columns = RecordColumns()
+    columns = RowColumns()
     position, count = 0, len(seqs)
     while position < count:
         run = log.runs[log.run_at(seqs[position])]

@@ -19,7 +19,7 @@ from topics_server.api.queues.responses import (
 )
 from topics_server.engine.answers import QueueCounts
 from topics_server.engine.read.exact_read import row_of
-from topics_server.engine.read.record_columns import RecordColumns
+from topics_server.engine.read.row_columns import RowColumns
 from topics_server.queue.answers import (
     AckResult,
     ExtendResult,
@@ -92,7 +92,7 @@ def test_a_claim_of_first_leases_reads_like_any_other() -> None:
     tags, nodes = ['t"ag', None, None], ["nöde", None, None]
     made = make_block(7, array("q", [10, 20, 30]), datas, metas, tags, nodes)
     general = [LeasedJob(7 + row, 0xABC + row, 30_010, 1, made, row) for row in range(3)]
-    columns = RecordColumns()
+    columns = RowColumns()
     columns.add_block(made, range(3))
     rows = [row_of(made, row) for row in range(3)]
     assert list(columns.rows()) == rows
@@ -124,7 +124,7 @@ def test_jobs_rendered_by_one_format_read_like_jobs_rendered_one_by_one(shown: s
     datas = [b'{"100%%":"%d"}' % row for row in range(count)]
     made = make_block(7, times, datas, metas, tags, nodes)
     rows = [row for row in range(2, count) if row % 11 or not is_all]
-    records = RecordColumns()
+    records = RowColumns()
     records.add_block(made, rows)
     assert list(records.rows()) == [row_of(made, row) for row in rows]
     seqs = [7 + row for row in rows]

@@ -19,7 +19,7 @@ from topics_server.engine.read.exact_read import (
     tail_columns,
     tail_rows,
 )
-from topics_server.engine.read.record_columns import RecordColumns
+from topics_server.engine.read.row_columns import RowColumns
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.errors import Code, StorageError, TopicsError
@@ -131,7 +131,7 @@ async def test_sealed_records_are_read_as_columns_if_they_are_in_memory() -> Non
     assert rig.store.resident_rows(topic, seqs) is None
     await rig.store.read_rows(topic, seqs)
     columns = rig.store.resident_rows(topic, seqs)
-    assert isinstance(columns, RecordColumns)
+    assert isinstance(columns, RowColumns)
     assert columns.datas == [b"%d" % seq for seq in seqs]
     few = rig.store.resident_rows(topic, seqs[:15])
     assert isinstance(few, list)

@@ -14,7 +14,7 @@ from topics_server.engine.log.runs import OpenBlock
 from topics_server.values.blocks import MARKS, Block
 
 
-class RecordColumns(msgspec.Struct, gc=False):
+class RowColumns(msgspec.Struct, gc=False):
     """Columns of equal length. `times`: commit times in ms; an absent `meta` is empty.
 
     `marks`: not 0 for a record whose `meta` may begin with a mark (`values/blocks`).
