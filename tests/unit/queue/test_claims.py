@@ -29,6 +29,7 @@ async def test_first_leases_are_those_that_the_general_path_gives() -> None:
     assert leased is not None
     assert (leased.seqs, leased.ready) == ([1, 2], 1)
     assert leased.deadline_ms == rig.clock.now_ms() + 1_000
+    assert isinstance(leased.rows, list)
     assert [bytes(row[3]) for row in leased.rows] == [b'"a"', b'"b"']
     assert await rig.counts(topic) == (1, 2, 0, 0)
     assert rig.moved == 1
