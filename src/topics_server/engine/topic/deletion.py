@@ -20,8 +20,8 @@ from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.values.model import TagMatch
 
-# Up to this many seqs a delete uses a list, because making arrays would cost more than it saves. The
-# bound is the number of jobs that a queue forgets in one turn of the loop.
+# Up to this many seqs a delete uses a list, because making arrays would cost more than it saves.
+# The bound is the number of jobs that a queue forgets in one turn of the loop.
 FEW_SEQS_MAX: Final = 1_000
 
 
