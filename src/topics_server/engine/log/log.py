@@ -441,16 +441,16 @@ class Log:
             behind = count if seqs[-1] < above else bisect_left(seqs, above, position)
             if seqs[position] < first:
                 position = bisect_left(seqs, first, position, behind)
-            part = seqs[position:behind]
-            position = behind
+            part, position = seqs[position:behind], behind
             if isinstance(run, SealedRun):
                 self._delete_rows(run, np.asarray([seq - first for seq in part], np.int64), flips)
             elif len(part) > 1 and part[-1] - part[0] < len(part):
                 self._count(run, run.kill_range(part[0] - first, part[-1] - first + 1))
             elif part:
-                dead = run.dead
-                rows = [seq - first for seq in part if not dead[seq - first]]
+                rows = [seq - first for seq in part if not run.dead[seq - first]]
                 self._count(run, run.kill_few(rows))
+            if position < count:
+                end = self.run_at(seqs[position])
         self._trim_dead(start, end)
         return before - self.live_count, flips
 
