@@ -19,7 +19,7 @@ from topics_server.values.entries import (
     TopicPut,
 )
 from topics_server.values.errors import Corrupt
-from topics_server.values.storage_types import EPOCHS_PART, KnownPositions, TopicPart
+from topics_server.values.storage_types import EPOCHS_PART, EncodedPart, KnownPositions, TopicPart
 from topics_server.wal.format.frames import RawFrame
 from topics_server.wal.snapshots.parts import decode_part
 
@@ -36,7 +36,7 @@ class KnownBuilder:
         """Note that ids below this one may have been used."""
         self._next_topic_id = max(self._next_topic_id, next_topic_id)
 
-    def note_part(self, part_id: int, encoded: bytes) -> TopicPart | None:
+    def note_part(self, part_id: int, encoded: EncodedPart) -> TopicPart | None:
         """Note a part of a snapshot; returns a topic's part decoded. Raises `Corrupt`."""
         if part_id == EPOCHS_PART:
             self._note_epochs(encoded)
@@ -84,7 +84,7 @@ class KnownBuilder:
         self.note_next_id(topic_id + 1)
         self._epoch = max(self._epoch, epoch)
 
-    def _note_epochs(self, encoded: bytes) -> None:
+    def _note_epochs(self, encoded: EncodedPart) -> None:
         """Note the epochs of dropped names; the part has a version, epochs by name, and a floor."""
         try:
             _, epochs, *floor = msgspec.msgpack.decode(encoded, type=list[Any])

@@ -31,6 +31,8 @@ from topics_server.values.model import (
 )
 
 T = TypeVar("T")
+# One part of a snapshot: encoded here, or a view of the bytes that were read.
+EncodedPart = bytes | memoryview
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -271,7 +273,7 @@ class PartDecoder(Generic[_Part]):
         self._of = of
         self._decoder = msgspec.msgpack.Decoder(kind)
 
-    def decode(self, encoded: bytes) -> _Part:
+    def decode(self, encoded: EncodedPart) -> _Part:
         """Decode a part. Raises `ValueError` for invalid bytes and for another version."""
         try:
             part = self._decoder.decode(encoded)
@@ -331,6 +333,9 @@ class ReplayStart(msgspec.Struct, frozen=True):
 class SnapshotImage(msgspec.Struct, frozen=True):
     """A complete snapshot in memory: opaque parts, each `(id, bytes)`, and the start of replay.
 
+    The parts of a loaded snapshot are views of the pieces in which its file was read. A piece stays
+    in memory as long as a view of it does.
+
     `start_lsn`: replay needs every entry from this lsn on, and those that `shards` names.
     `last_lsn`: the highest lsn that any part includes. `next_topic_id`: ids below it may have been
     used. `run`: the run that took the snapshot; a snapshot of version 1 has run 0 and no `shards`.
@@ -339,7 +344,7 @@ class SnapshotImage(msgspec.Struct, frozen=True):
     start_lsn: int
     last_lsn: int
     next_topic_id: int
-    parts: Sequence[tuple[int, bytes]]
+    parts: Sequence[tuple[int, EncodedPart]]
     run: int = 0
     shards: Sequence[ShardSync] = ()
 

@@ -180,7 +180,7 @@ def note_name(entry: Entry, names: dict[int, str]) -> None:
         names[creation.topic_id] = creation.name
 
 
-def _snapshot_parts(content: bytes) -> Iterator[tuple[int, bytes]]:
+def _snapshot_parts(content: bytes) -> Iterator[tuple[int, memoryview]]:
     header = decode_header(content[:HEADER_BYTES])
     table = check_table(
         content[:HEADER_BYTES],

@@ -57,6 +57,7 @@ from topics_server.values.model import Durability, LossReason
 from topics_server.values.storage_types import (
     EPOCHS_PART,
     TOPIC_PARTS,
+    EncodedPart,
     KnownPositions,
     Offload,
     SnapshotImage,
@@ -187,7 +188,8 @@ class Recovery:
         self._restored = 1.0
         return image.start_lsn
 
-    def _restore_other(self, part_id: int, part: bytes) -> None:
+    def _restore_other(self, part_id: int, encoded: EncodedPart) -> None:
+        part = bytes(encoded)
         try:
             if part_id == EPOCHS_PART:
                 restore_epochs(self._registry, part)
@@ -198,7 +200,7 @@ class Recovery:
                 f"a part of the snapshot that belongs to no topic: {error}"
             ) from None
 
-    async def _restore_topics(self, parts: Sequence[tuple[int, bytes]]) -> None:
+    async def _restore_topics(self, parts: Sequence[tuple[int, EncodedPart]]) -> None:
         """Restore topics off the loop: one may have 60 MB of records, or thousands of segments."""
         for topic, files in await self._offload.run(partial(self._restored_topics, parts)):
             if files is not None:
@@ -207,7 +209,7 @@ class Recovery:
             await self._give_way()
 
     def _restored_topics(
-        self, parts: Sequence[tuple[int, bytes]]
+        self, parts: Sequence[tuple[int, EncodedPart]]
     ) -> list[tuple[Topic, FoundTopic | None]]:
         """*Blocking.* The topics of some parts, each with its files. Changes nothing else."""
         topics: list[tuple[Topic, FoundTopic | None]] = []
@@ -477,12 +479,14 @@ def _is_of_topic(part_id: int) -> bool:
     return part_id != EPOCHS_PART and part_id < RESERVED_ID_MIN
 
 
-def _some_parts(parts: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+def _some_parts(
+    parts: list[tuple[int, EncodedPart]],
+) -> Iterator[list[tuple[int, EncodedPart]]]:
     """The parts of a snapshot in order: a few topics at a time, other parts alone.
 
     Empties the list meanwhile.
     """
-    some: list[tuple[int, bytes]] = []
+    some: list[tuple[int, EncodedPart]] = []
     size = 0
     parts.reverse()
     while parts:

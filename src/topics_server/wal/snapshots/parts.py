@@ -19,6 +19,7 @@ from topics_server.values.storage_types import (
     SESSIONS_PARTS,
     TOPIC_PARTS,
     VIEWS_PARTS,
+    EncodedPart,
     LeasesPart,
     PartDecoder,
     RoutersPart,
@@ -30,7 +31,7 @@ from topics_server.values.storage_types import (
 Part = TypeVar("Part", TopicPart, SessionsPart, LeasesPart, RoutersPart, ViewsPart)
 
 
-def decode_part(encoded: bytes) -> TopicPart:
+def decode_part(encoded: EncodedPart) -> TopicPart:
     """Decode a topic's part. Raises `Corrupt` for invalid bytes."""
     return _decode(TOPIC_PARTS, encoded)
 
@@ -52,27 +53,27 @@ def flipped_rows(part: TopicPart, segment_id: int) -> list[int]:
     return rows
 
 
-def decode_sessions(encoded: bytes) -> SessionsPart:
+def decode_sessions(encoded: EncodedPart) -> SessionsPart:
     """Decode a part of the watch sessions. Raises `Corrupt` for invalid bytes."""
     return _decode(SESSIONS_PARTS, encoded)
 
 
-def decode_leases(encoded: bytes) -> LeasesPart:
+def decode_leases(encoded: EncodedPart) -> LeasesPart:
     """Decode a part of the leases. Raises `Corrupt` for invalid bytes."""
     return _decode(LEASES_PARTS, encoded)
 
 
-def decode_routers(encoded: bytes) -> RoutersPart:
+def decode_routers(encoded: EncodedPart) -> RoutersPart:
     """Decode a part of the routers. Raises `Corrupt` for invalid bytes."""
     return _decode(ROUTERS_PARTS, encoded)
 
 
-def decode_views(encoded: bytes) -> ViewsPart:
+def decode_views(encoded: EncodedPart) -> ViewsPart:
     """Decode a part of the views. Raises `Corrupt` for invalid bytes."""
     return _decode(VIEWS_PARTS, encoded)
 
 
-def _decode(parts: PartDecoder[Part], encoded: bytes) -> Part:
+def _decode(parts: PartDecoder[Part], encoded: EncodedPart) -> Part:
     try:
         return parts.decode(encoded)
     except ValueError as error:

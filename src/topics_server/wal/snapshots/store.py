@@ -20,6 +20,7 @@ from topics_server.values.errors import Corrupt, StartRefused, StorageError
 from topics_server.values.limits import SNAPSHOTS_KEPT
 from topics_server.values.storage_types import (
     JOURNAL_PART,
+    EncodedPart,
     JournalPart,
     ReplayStart,
     SnapshotImage,
@@ -203,7 +204,7 @@ def _load(file: File) -> SnapshotImage:
     if header.file_bytes != file.size():
         raise Corrupt("the size of the snapshot does not match its header")
     table = check_table(encoded, file.pread(header.table_bytes, header.table_offset))
-    parts: list[tuple[int, bytes]] = []
+    parts: list[tuple[int, EncodedPart]] = []
     for first, end, offset, length in spans(table):
         parts += decode_parts(file.pread(length, offset), table[first:end])
     assert len(parts) == header.part_count

@@ -22,6 +22,7 @@ from topics_server.values.storage_types import (
     ROUTERS_PART,
     SESSIONS_PART,
     VIEWS_PART,
+    EncodedPart,
     SnapshotImage,
 )
 from topics_server.wal import layout
@@ -272,7 +273,9 @@ def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
     return len(wids), len(leased)
 
 
-def _verify_leases(image: SnapshotImage, encoded: bytes, leased: set[tuple[int, int]]) -> None:
+def _verify_leases(
+    image: SnapshotImage, encoded: EncodedPart, leased: set[tuple[int, int]]
+) -> None:
     """Check a part of the leases.
 
     Raises `StorageError`; `leased`: (queue, seq) of all leases so far.
@@ -318,7 +321,7 @@ def meet(
         return None
 
 
-def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> None:
+def _verify_routers(image: SnapshotImage, encoded: EncodedPart, names: set[str]) -> None:
     """Check a part of the routers. Raises `StorageError`; `names`: all names so far."""
     part = decode_routers(encoded)
     if part.applied_lsn > image.last_lsn:
@@ -331,7 +334,7 @@ def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> No
         names.add(router.name)
 
 
-def _verify_views(image: SnapshotImage, encoded: bytes, names: set[tuple[str, str]]) -> None:
+def _verify_views(image: SnapshotImage, encoded: EncodedPart, names: set[tuple[str, str]]) -> None:
     """Check a part of the views. Raises `StorageError`; `names`: (topic, view) so far."""
     part = decode_views(encoded)
     if part.applied_lsn > image.last_lsn:
@@ -344,7 +347,7 @@ def _verify_views(image: SnapshotImage, encoded: bytes, names: set[tuple[str, st
         names.add((view.topic, view.name))
 
 
-def _verify_part(topic_id: int, encoded: bytes) -> None:
+def _verify_part(topic_id: int, encoded: EncodedPart) -> None:
     """Check a topic's part. Raises `StorageError`."""
     part = decode_part(encoded)
     if part.topic_id != topic_id:
