@@ -30,7 +30,6 @@ from topics_server.engine.stream_writes import StreamWrites
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.quotas import quotas_of
-from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.node.ground import Ground
 from topics_server.node.node import Node
@@ -146,8 +145,9 @@ class Boot:
         )
         found = await recovery.run(stop, ground.begin)
         next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
+        queues = ground.registry if ground.registry.queue_topics else ()
         ground.lease_table.finish_recovery(
-            ground.clock.now_ms(), was_clean=stop.was_clean, topics=ground.registry
+            ground.clock.now_ms(), was_clean=stop.was_clean, topics=queues
         )
         ground.router_table.finish_recovery(ground.registry)
         recovered = await judge_files(
@@ -175,6 +175,8 @@ class Boot:
         node = _wire(writers, recovered, report)
         for topic in ground.registry:
             node.sealer.adopt(topic)
+            if topic.log.sealed_count and topic.files.healed:
+                _readmit_jobs(topic, node.queues)
         await node.streams.start()
         self.state.recovery = RecoveryFacts(
             duration_ms=int(ground.clock.monotonic_ms() - began_ms),
@@ -344,7 +346,6 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         store, ground.lease_table, commits, notifier, clock, on_moved=lambda: moved(LEASES_ID)
     )
     store.topics.queue_counts = queues.counts
-    _readmit_jobs(registry, queues)
     pump = Pump(ground.router_table, store, commits, notifier, writers.pages, clock, moved)
     archiver = _archiver(writers, store)
     return Node(
@@ -409,13 +410,11 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
     )
 
 
-def _readmit_jobs(registry: Registry, queues: QueueService) -> None:
+def _readmit_jobs(topic: Topic, queues: QueueService) -> None:
     """Jobs whose damaged file was put back: the queue's cursor may have passed them."""
-    for topic in registry:
-        if topic.files.healed:
-            for run in topic.log.sealed():
-                if run.segment_id in topic.files.healed:
-                    queues.readmit(topic.topic_id, run.first_seq, run.last_seq)
+    for run in topic.log.sealed():
+        if run.segment_id in topic.files.healed:
+            queues.readmit(topic.topic_id, run.first_seq, run.last_seq)
 
 
 def _archiver(writers: Writers, store: Store) -> Archiver | None:

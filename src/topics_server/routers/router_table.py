@@ -294,8 +294,9 @@ class RouterTable:
             if topics.get(router.source_id) is None or topics.get(router.dest_id) is None:
                 self._remove(router)
         for topic in topics:
-            for router_id in [known for known in topic.cursors if known not in self._by_id]:
-                del topic.cursors[router_id]
+            if topic.cursors:
+                for router_id in [known for known in topic.cursors if known not in self._by_id]:
+                    del topic.cursors[router_id]
 
 
 def _image_of(router: Router) -> RouterImage:

@@ -270,9 +270,7 @@ _LongEncoded = tuple[int, int, bytes, bytes, memoryview, _Names, _Names, bytes, 
 _LONG_DECODER: Final[msgspec.msgpack.Decoder[_LongEncoded]] = msgspec.msgpack.Decoder(_LongEncoded)
 
 
-def _decode(encoded: bytes | memoryview) -> _Encoded:
-    if len(encoded) <= _STEP_BYTES:
-        return _DECODER.decode(encoded)
+def _decode_long(encoded: bytes | memoryview) -> _Encoded:
     long = _LONG_DECODER.decode(encoded)
     return (*long[:4], copy_in_steps(long[4], 0, len(long[4])), *long[5:])
 
@@ -280,13 +278,13 @@ def _decode(encoded: bytes | memoryview) -> _Encoded:
 def decode_block(encoded: bytes | memoryview) -> Block:
     """The block of bytes from `encode_block`. Raises `ValueError` for anything else."""
     try:
-        version, first_seq, times, ends, body, tags, nodes, kinds, hops = _decode(encoded)
+        decode = _DECODER.decode if len(encoded) <= _STEP_BYTES else _decode_long
+        version, first_seq, times, ends, body, tags, nodes, kinds, hops = decode(encoded)
     except msgspec.DecodeError as error:
         raise ValueError(f"not an encoded block: {error}") from None
     if not _VERSION <= version <= _TRACED_VERSION:
         raise ValueError(f"block version {version} is newer than {_TRACED_VERSION}")
     count = len(tags)
-    block = Block(first_seq, array("q", times), array("I", ends), body, tags, nodes, kinds, hops)
-    if len(block.times) != count or len(block.ends) != 2 * count or len(nodes) != count:
+    if len(times) != 8 * count or len(ends) != 8 * count or len(nodes) != count:
         raise ValueError("columns of an encoded block differ in length")
-    return block
+    return Block(first_seq, array("q", times), array("I", ends), body, tags, nodes, kinds, hops)

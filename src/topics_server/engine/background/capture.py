@@ -204,7 +204,8 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
     log.evict_floor = part.evict_floor
     log.earliest_seq = part.head_seq + 1
     log.last_ts = part.last_ts
-    log.losses = Losses(part.losses)
+    if part.losses:
+        log.losses = Losses(part.losses)
     log.next_segment_id = part.next_segment_id
     if part.holes:
         log.holes = without_damage(part.holes, [(i.first_seq, i.last_seq) for i in sealed])
@@ -289,17 +290,18 @@ def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
     block = decode_block(kept.block)
     dead = bytearray(kept.dead)
     assert len(dead) == block.count
-    if block.last_seq <= sealed_seq:
-        return
     if block.first_seq <= sealed_seq:
+        if block.last_seq <= sealed_seq:
+            return
         row = sealed_seq + 1 - block.first_seq
         block, dead = slice_block(block, row, block.count), dead[row:]
     live = dead.count(0)
     if live == 0 and topic.log.tail_count == 0:
         return
     run = TailBlock(block, dead, live, 0, kept.last_lsn)
-    if live:
-        # Counting a whole block is cheap; only a block with dead rows is scanned row by row.
-        run.live_bytes = run.live_bytes_between(0, block.count)
-        assert run.live_bytes >= RECORD_FRAMING_BYTES * live
+    if live == len(dead):
+        run.live_bytes = run.whole_bytes
+    elif live:
+        run.live_bytes = run.live_bytes_between(0, len(dead))
+    assert run.live_bytes >= RECORD_FRAMING_BYTES * live
     topic.log.adopt_tail(run)

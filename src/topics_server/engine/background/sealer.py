@@ -176,7 +176,7 @@ class Sealer:
     def adopt(self, topic: Topic) -> None:
         """Note a topic that recovery restored; most topics have no work."""
         config, log_ = topic.config, topic.log
-        if topic.files.healed:
+        if log_.sealed_count and topic.files.healed:
             self._healed.add(topic.topic_id)
         if config.ttl_ms or topic.consumers.holding:
             self._expiring[topic.topic_id] = None

@@ -280,7 +280,14 @@ class TailBlock(Run):
         self.block = block
         self.last_lsn = last_lsn
         self.tag_rows: TagRows | None = None
-        self.text_bytes = _text_bytes(block, 0, block.count) if text_bytes < 0 else text_bytes
+        if text_bytes < 0:
+            text_bytes = chars_of(block.tags) + chars_of(block.nodes)
+        self.text_bytes = text_bytes
+
+    @property
+    def whole_bytes(self) -> int:
+        """The bytes of all rows, dead or not."""
+        return self.block.ends[-1] + RECORD_FRAMING_BYTES * len(self.dead) + self.text_bytes
 
     def time(self, row: int) -> int:
         """Commit time of a row, ms."""
@@ -303,10 +310,12 @@ class TailBlock(Run):
         if first_row >= end_row:
             return 0
         ends = self.block.ends
+        if end_row - first_row == len(self.dead):
+            return self.whole_bytes
         total = ends[2 * end_row - 1] - (ends[2 * first_row - 1] if first_row else 0)
         total += RECORD_FRAMING_BYTES * (end_row - first_row)
-        if not self.text_bytes or end_row - first_row == len(self.dead):
-            return total + self.text_bytes
+        if not self.text_bytes:
+            return total
         return total + _text_bytes(self.block, first_row, end_row)
 
     def weigh_rows(self, rows: Rows) -> int:

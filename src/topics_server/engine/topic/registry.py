@@ -36,6 +36,7 @@ from topics_server.values.model import (
 MayName = Callable[[str], bool] | None
 # Above this many new names the list is sorted once, instead of inserting each name.
 _INSERTS_MAX: Final = 32
+_NOTHING_COUNTED: Final = (0, 0)
 
 
 def own_path(topic: Topic) -> str:
@@ -196,17 +197,20 @@ class Registry:
 
     def adopt(self, topic: Topic) -> None:
         """Make a restored or newly created topic visible."""
-        assert topic.name not in self._by_name
-        assert topic.topic_id not in self._by_id
-        self._by_name[topic.name] = topic
-        self._by_id[topic.topic_id] = topic
-        self.next_topic_id = max(self.next_topic_id, topic.topic_id + 1)
-        self.dropped_epochs.pop(topic.name, None)
-        self._new_names.append(topic.name)
-        self._note_ancestors(topic, 1)
+        name, topic_id = topic.name, topic.topic_id
+        assert name not in self._by_name
+        assert topic_id not in self._by_id
+        self._by_name[name] = topic
+        self._by_id[topic_id] = topic
+        if topic_id >= self.next_topic_id:
+            self.next_topic_id = topic_id + 1
+        self.dropped_epochs.pop(name, None)
+        self._new_names.append(name)
+        if topic.stream is not None:
+            self._note_ancestors(topic, 1)
         self._prefix_counts.note(own_path(topic), 1)
         self._count_kind(topic.config, 1)
-        self._counted[topic.topic_id] = (0, 0)
+        self._counted[topic_id] = _NOTHING_COUNTED
         self.recount(topic)
 
     def creation_by(self, entry: Entry) -> TopicPut | None:
