@@ -53,7 +53,7 @@ from topics_server.values.file_inventory import (
     note_delete,
 )
 from topics_server.values.limits import MIB
-from topics_server.values.model import Durability, LossReason, TopicConfig
+from topics_server.values.model import Durability, LossReason
 from topics_server.values.storage_types import (
     EPOCHS_PART,
     TOPIC_PARTS,
@@ -128,8 +128,6 @@ class Recovery:
         self._on_disk: set[int] = set()
         # Topics whose part expects files, until the files are checked.
         self._anchored: set[int] = set()
-        # The configuration of the topic that was restored last: most topics share it.
-        self._config = TopicConfig()
         # The files found for each opened topic, until they are checked.
         self._files: dict[int, FoundTopic] = {}
         # The opened files and segments of topics whose creation is about to be applied.
@@ -186,7 +184,8 @@ class Recovery:
             else:
                 self._restore_other(topic_id, part)
             self._restored = 1.0 - len(parts) / part_count
-            await self._give_way()
+            if monotonic_ms() >= self._turn_ends_ms:
+                await self._give_way()
         self._restored = 1.0
         return image.start_lsn
 
@@ -226,10 +225,6 @@ class Recovery:
                 anchor = anchor_of(decoded) if topic_id in self._on_disk else None
                 files, indexes = self._open(topic_id, anchor)
                 topic = restore(decoded, indexes)
-                if topic.config == self._config:
-                    topic.config = self._config
-                else:
-                    self._config = topic.config
             except ValueError as error:
                 raise StartRefused(f"the snapshot's part of topic {topic_id}: {error}") from None
             assert topic.topic_id == topic_id
@@ -255,9 +250,11 @@ class Recovery:
                 if entry.topic_id in self._on_disk:
                     await self._open_created(entry)
                 self._apply(lsn, entry)
-                self.found.last_lsn = max(self.found.last_lsn, lsn)
+                if lsn > self.found.last_lsn:
+                    self.found.last_lsn = lsn
                 self.found.entries += 1
-                await self._give_way()
+                if monotonic_ms() >= self._turn_ends_ms:
+                    await self._give_way()
         for topic_id, problem in self._unmet.items():
             if self._registry.get(topic_id) is not None:
                 raise StartRefused(problem)
@@ -266,10 +263,9 @@ class Recovery:
         self._payloads = ReplayPayloads(())
 
     async def _give_way(self) -> None:
-        """Yield to the loop if this turn has lasted long enough."""
-        if monotonic_ms() >= self._turn_ends_ms:
-            await asyncio.sleep(0)
-            self._turn_ends_ms = monotonic_ms() + _SLICE_MS
+        """Yield to the loop, and begin a turn."""
+        await asyncio.sleep(0)
+        self._turn_ends_ms = monotonic_ms() + _SLICE_MS
 
     def _apply(self, lsn: int, entry: Entry) -> None:
         if entry.topic_id >= RESERVED_ID_MIN:

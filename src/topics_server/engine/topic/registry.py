@@ -75,6 +75,7 @@ class Registry:
         self._prefix_counts = PrefixCounts()
         self._names: list[str] = []
         self._new_names: list[str] = []
+        self._newest_config = TopicConfig()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -209,6 +210,11 @@ class Registry:
         if topic.stream is not None:
             self._note_ancestors(topic, 1)
         self._prefix_counts.note(own_path(topic), 1)
+        # Most topics are configured like the one before: they share a value that never changes.
+        if topic.config == self._newest_config:
+            topic.config = self._newest_config
+        else:
+            self._newest_config = topic.config
         self._count_kind(topic.config, 1)
         self._counted[topic_id] = _NOTHING_COUNTED
         self.recount(topic)
