@@ -157,13 +157,13 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     if part.whole_flips:
         topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
     if part.keys:
-        topic.keys.restore(part.keys)
+        topic.own_keys().restore(part.keys)
     if part.producers:
-        topic.producers.known.update(
+        topic.own_producers().known.update(
             (producer, StampAccepted(*last)) for producer, last in part.producers.items()
         )
     if part.consumers:
-        topic.consumers.known = {name: ConsumerAt(*at) for name, at in part.consumers.items()}
+        topic.own_consumers().known = {name: ConsumerAt(*at) for name, at in part.consumers.items()}
     for name, hold in part.holds.items():
         topic.consumers.known[name].hold = hold
         topic.consumers.note_hold(name)
@@ -300,7 +300,8 @@ def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
         return
     run = TailBlock(block, dead, live, 0, kept.last_lsn)
     if live == len(dead):
-        run.live_bytes = run.whole_bytes
+        # Nearly every block; `live_bytes_between` says the same in more steps.
+        run.live_bytes = block.ends[-1] + RECORD_FRAMING_BYTES * live + run.text_bytes
     elif live:
         run.live_bytes = run.live_bytes_between(0, len(dead))
     assert run.live_bytes >= RECORD_FRAMING_BYTES * live

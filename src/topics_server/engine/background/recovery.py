@@ -24,8 +24,8 @@ from topics_server.engine.background.epochs import restore_epochs
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projection, Projections
 from topics_server.engine.ports import KeptAppends, Replay, SealedIndex, SegmentsPort
 from topics_server.engine.topic.applied import Applied
-from topics_server.engine.topic.dedupe import KeyMemory
-from topics_server.engine.topic.producers import Producers
+from topics_server.engine.topic.dedupe import NO_KEYS
+from topics_server.engine.topic.producers import NO_PRODUCERS
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.clock import monotonic_ms
@@ -561,7 +561,7 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
         # a snapshot.
         log.lose_all(LossReason.RESTART)
         # The topic's producers and keys are lost with its records.
-        topic.keys, topic.producers = KeyMemory(), Producers()
+        topic.keys, topic.producers = NO_KEYS, NO_PRODUCERS
     elif not (clean_stop or same_boot or is_closed or topic.config.durability is Durability.FSYNC):
         log.jump_head(topic.ceiling_seq, LossReason.DAMAGED)
     if topic.stream is not None:

@@ -547,14 +547,13 @@ class Log:
         assert self.open is None
         assert block.first_seq > (self.runs[-1].last_seq if self.runs else 0)
         has_live = self.live_count > 0
-        count = len(block.dead)
         self.runs.append(block)
         self.live_count += block.live_count
         self.live_bytes += block.live_bytes
-        self.tail_count += count
+        self.tail_count += block.count
         self.tail_bytes += block.live_bytes
-        self.head_seq = max(self.head_seq, block.first_seq + count - 1)
-        self.last_ts = max(self.last_ts, block.time(count - 1))
+        self.head_seq = max(self.head_seq, block.last_seq)
+        self.last_ts = max(self.last_ts, block.last_time)
         if not has_live:
             self.earliest_seq = self.next_live(self.evict_floor)
 

@@ -88,6 +88,7 @@ class KeyMemory:
     def restore(self, keys: Mapping[str, tuple[int, int, int]]) -> None:
         """Restore the keys of a snapshot, oldest first; no key is remembered yet."""
         assert not self.remembered
+        assert self is not NO_KEYS, "all topics share it"
         if keys:
             self.remembered.update(keys)
             self._order = _Order([*keys])
@@ -105,6 +106,7 @@ class KeyMemory:
     def stage(self, key: str, first_seq: int, count: int, lsn: int) -> None:
         """Note that the append of this key is in flight."""
         assert key not in self.in_flight
+        assert self is not NO_KEYS, "all topics share it"
         self.in_flight[key] = Duplicate(first_seq, count, lsn)
 
     def undo(self, key: str) -> None:
@@ -113,6 +115,7 @@ class KeyMemory:
 
     def remember(self, key: str, first_seq: int, count: int, ts: int, window_ms: int) -> None:
         """Remember the key of an applied append; remove keys whose window has passed at `ts`."""
+        assert self is not NO_KEYS, "all topics share it"
         self.in_flight.pop(key, None)
         order = self._order
         if order is None:
@@ -156,12 +159,14 @@ class KeyMemory:
 
     def stage_each(self, keys: Sequence[str], first_seq: int, lsn: int) -> None:
         """Note that the append of records with these keys is in flight."""
+        assert self is not NO_KEYS, "all topics share it"
         in_flight = self.in_flight
         for seq, key in enumerate(keys, first_seq):
             in_flight[key] = Duplicate(seq, 1, lsn)
 
     def remember_each(self, keys: Sequence[str], first_seq: int, ts: int, window_ms: int) -> None:
         """Remember the keys of an applied append of records; see `remember`."""
+        assert self is not NO_KEYS, "all topics share it"
         order = self._order
         if order is None:
             order = self._order = _Order([])
@@ -171,3 +176,7 @@ class KeyMemory:
             order.add(key, is_again=remembered.pop(key, None) is not None)
             remembered[key] = (seq, 1, ts)
         self._forget_before(order, keys[-1], len(keys), ts, window_ms)
+
+
+# The keys of every topic that never had one. They never change.
+NO_KEYS: Final = KeyMemory()

@@ -10,6 +10,7 @@ producer headers. Called by `engine/topic/topic.py` and `engine/background/captu
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 import msgspec
 
@@ -109,6 +110,7 @@ class Producers:
 
     def stage(self, lsn: int, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
         """Note a request in flight."""
+        assert self is not NO_PRODUCERS, "all topics share it"
         accepted = StampAccepted(stamp.epoch, stamp.seq, first_seq, count, ts)
         staged = self._staged.get(stamp.producer_id)
         if staged is None:
@@ -125,6 +127,7 @@ class Producers:
 
     def accept(self, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
         """Note an applied request; forget producers whose time has passed at `ts`."""
+        assert self is not NO_PRODUCERS, "all topics share it"
         producer_id = stamp.producer_id
         staged = self._staged.get(producer_id)
         if staged is None:
@@ -147,6 +150,10 @@ class Producers:
         while ts - known[oldest := next(iter(known))].ts >= PRODUCER_KEPT_MS:
             del known[oldest]
         self._due_ms = known[oldest].ts + PRODUCER_KEPT_MS
+
+
+# The producers of every topic that never had one. They never change.
+NO_PRODUCERS: Final = Producers()
 
 
 def _gap(stamp: ProducerStamp, expected: int) -> TopicsError:

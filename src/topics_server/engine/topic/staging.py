@@ -136,6 +136,7 @@ class Staging:
         """Add an entry at the back; lsns ascend."""
         fifo, entry = self._fifo, staged.entry
         if fifo is _NOTHING_STAGED:
+            assert self is not IDLE, "all topics share it"
             fifo = self._fifo = deque()
         assert not fifo or fifo[-1].lsn < staged.lsn
         fifo.append(staged)
@@ -308,6 +309,10 @@ class Staging:
     def has_control(self) -> bool:
         """Whether a create, configure or drop is in flight, for which commands must wait."""
         return self._controls > 0
+
+
+# The staging of every topic without an entry in flight since the start. It never changes.
+IDLE: Final = Staging()
 
 
 def _push_highest(highest: list[tuple[int, int]], lsn: int, seq: int) -> None:

@@ -18,11 +18,11 @@ from topics_server.engine.log.mended import readmit
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.applied import Flips, RouterCursor
-from topics_server.engine.topic.consumers.positions import Consumers
-from topics_server.engine.topic.dedupe import KeyMemory
-from topics_server.engine.topic.producers import Producers
+from topics_server.engine.topic.consumers.positions import NO_CONSUMERS, Consumers
+from topics_server.engine.topic.dedupe import NO_KEYS, KeyMemory
+from topics_server.engine.topic.producers import NO_PRODUCERS, Producers
 from topics_server.engine.topic.sealed_files import SealedFiles
-from topics_server.engine.topic.staging import Staged, Staging
+from topics_server.engine.topic.staging import IDLE, Staged, Staging
 from topics_server.engine.topic.stream_facts import StreamState, plain_facts, stepped
 from topics_server.values.entries import (
     ConsumerDeleted,
@@ -93,10 +93,11 @@ class Topic:
         self.config = config
         self.created_ts = created_ts
         self.log = Log()
-        self.keys = KeyMemory()
-        self.producers = Producers()
-        self.consumers = Consumers()
-        self.staging = Staging()
+        # Shared by all topics until `own_keys` and the like: most topics never have any.
+        self.keys = NO_KEYS
+        self.producers = NO_PRODUCERS
+        self.consumers = NO_CONSUMERS
+        self.staging = IDLE
         self.applied_lsn = 0
         self.ceiling_seq = self.reserve_seqs = HEAD_RESERVE_SEQS
         self.last_write_ts: int | None = None
@@ -173,12 +174,32 @@ class Topic:
         count, weight = log.live_between(log.earliest_seq, earliest - 1)
         return log.live_count - count, log.live_bytes - weight
 
-    # -- deciding --------------------------------------------------------------------------
+    # -- the parts that topics share until they change -------------------------------------
+
+    def own_keys(self) -> KeyMemory:
+        """The idempotency keys, to be changed."""
+        if self.keys is NO_KEYS:
+            self.keys = KeyMemory()
+        return self.keys
+
+    def own_producers(self) -> Producers:
+        """The producers, to be changed."""
+        if self.producers is NO_PRODUCERS:
+            self.producers = Producers()
+        return self.producers
+
+    def own_consumers(self) -> Consumers:
+        """The consumers, to be changed."""
+        if self.consumers is NO_CONSUMERS:
+            self.consumers = Consumers()
+        return self.consumers
 
     # -- staging ---------------------------------------------------------------------------
 
     def stage(self, lsn: int, entry: Entry) -> None:
         """Note that this entry is in flight."""
+        if self.staging is IDLE:
+            self.staging = Staging()
         if type(entry) is RecordsDeleted:
             self.staging.push(Staged(lsn, entry))
             return
@@ -188,19 +209,19 @@ class Topic:
             assert entry.decoded is not None
             key = entry.decoded.idempotency_key or entry.header_key
             if key is not None:
-                self.keys.stage(key, entry.first_seq, entry.count, lsn)
+                self.own_keys().stage(key, entry.first_seq, entry.count, lsn)
             elif entry.decoded.record_keys:
-                self.keys.stage_each(entry.decoded.record_keys, entry.first_seq, lsn)
+                self.own_keys().stage_each(entry.decoded.record_keys, entry.first_seq, lsn)
             if entry.step is not None:
                 stream = self.as_stream()
                 stream.stage(lsn, stepped(stream.newest, entry.step, entry.producer))
         elif isinstance(entry, StreamChanged):
             self.as_stream().stage(lsn, entry.facts)
         elif isinstance(entry, _OF_CONSUMERS):
-            self.consumers.stage(lsn, entry)
+            self.own_consumers().stage(lsn, entry)
         if isinstance(entry, _OF_PRODUCERS) and entry.producer is not None:
             count = 0 if isinstance(entry, StreamChanged) else entry.count
-            self.producers.stage(lsn, entry.producer, entry.first_seq, count, entry.ts)
+            self.own_producers().stage(lsn, entry.producer, entry.first_seq, count, entry.ts)
             producer_id = entry.producer.producer_id
         self.staging.push(Staged(lsn, entry, key, producer_id))
 

@@ -94,7 +94,7 @@ def decide_consumer_delete(topic: Topic, name: str, now_ms: int) -> ConsumerDele
 
 def apply_consumer(topic: Topic, lsn: int, entry: ConsumerMoved | ConsumerDeleted) -> Applied:
     """Create, move or delete a consumer, or change its hold."""
-    consumers = topic.consumers
+    consumers = topic.own_consumers()
     consumers.unstage(lsn, entry.consumer)
     if isinstance(entry, ConsumerDeleted):
         consumers.known.pop(entry.consumer, None)

@@ -7,7 +7,7 @@ and `changes` (applying).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -80,6 +80,7 @@ class Consumers:
 
     def stage(self, lsn: int, entry: ConsumerMoved | ConsumerDeleted) -> None:
         """Note an entry in flight."""
+        assert self is not NO_CONSUMERS, "all topics share it"
         name, place = entry.consumer, None
         if isinstance(entry, ConsumerMoved):
             hold = entry.hold
@@ -107,3 +108,7 @@ class Consumers:
             self.holding |= {name}
         elif self.holding and name not in self._staged:
             self.holding -= {name}
+
+
+# The consumers of every topic that never had one. They never change.
+NO_CONSUMERS: Final = Consumers()

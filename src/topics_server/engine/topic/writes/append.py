@@ -166,12 +166,12 @@ def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
         key = entry.header_key
     if key is not None:
         window_ms = topic.config.idempotency_window_ms
-        topic.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
+        topic.own_keys().remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
     elif decoded.record_keys:
         window_ms = topic.config.idempotency_window_ms
-        topic.keys.remember_each(decoded.record_keys, entry.first_seq, entry.ts, window_ms)
+        topic.own_keys().remember_each(decoded.record_keys, entry.first_seq, entry.ts, window_ms)
     if entry.producer is not None:
-        topic.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
+        topic.own_producers().accept(entry.producer, entry.first_seq, entry.count, entry.ts)
     if entry.step is not None:
         stream = topic.as_stream()
         stream.apply(lsn, stepped(stream.facts, entry.step, entry.producer))

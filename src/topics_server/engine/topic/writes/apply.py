@@ -52,7 +52,7 @@ def apply_entry(topic: Topic, lsn: int, entry: Entry) -> Applied:
     elif isinstance(entry, CursorMoved):
         topic.advance_cursor(entry.router_id, entry.cursor_seq)
     elif isinstance(entry, ProducerMoved):
-        topic.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
+        topic.own_producers().accept(entry.producer, entry.first_seq, entry.count, entry.ts)
     elif isinstance(entry, StreamChanged):
         applied = apply_stream(topic, lsn, entry)
     elif isinstance(entry, ConsumerMoved | ConsumerDeleted):

@@ -91,7 +91,7 @@ def apply_put(topic: Topic, entry: TopicPut) -> Applied:
 def apply_stream(topic: Topic, lsn: int, entry: StreamChanged) -> Applied:
     """Set the facts of a stream; notify readers if it was closed or its copy is complete."""
     if entry.producer is not None:
-        topic.producers.accept(entry.producer, entry.first_seq, 0, entry.ts)
+        topic.own_producers().accept(entry.producer, entry.first_seq, 0, entry.ts)
     stream = topic.as_stream()
     was = stream.facts
     stream.apply(lsn, entry.facts)
