@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate, chain, repeat
 from typing import Final
@@ -105,21 +104,6 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
     def count(self) -> int:
         """The number of records in the columns."""
         return len(self.kinds)
-
-
-@lru_cache(maxsize=BLOCK_RECORDS_MAX)
-def absent_column(count: int) -> Sequence[str | None]:
-    """A column without texts, which all blocks of this many records share."""
-    return (None,) * count
-
-
-def column_at_rest(texts: list[str | None]) -> Sequence[str | None]:
-    """A column that never changes again; all blocks share one column without texts.
-
-    A shared column costs no memory. The garbage collector examines a tuple of texts only once.
-    """
-    count = len(texts)
-    return absent_column(count) if texts.count(None) == count else tuple(texts)
 
 
 def record_bytes(data: bytes, meta: bytes, tag: str | None, node: str | None) -> int:
@@ -278,7 +262,7 @@ def _write_in_steps(made: BytesIO, buffer: bytes | memoryview, start: int, end: 
         made.write(view[at : min(end, at + _STEP_BYTES)])
 
 
-_Names = Sequence[str | None]
+_Names = list[str | None]
 _Encoded = tuple[int, int, bytes, bytes, bytes, _Names, _Names, bytes, bytes]
 _DECODER: Final[msgspec.msgpack.Decoder[_Encoded]] = msgspec.msgpack.Decoder(_Encoded)
 # The same, but the body is a view of the encoded bytes.
@@ -303,8 +287,4 @@ def decode_block(encoded: bytes | memoryview) -> Block:
     count = len(tags)
     if len(times) != 8 * count or len(ends) != 8 * count or len(nodes) != count:
         raise ValueError("columns of an encoded block differ in length")
-    if tags.count(None) == count:
-        tags = absent_column(count)
-    if nodes.count(None) == count:
-        nodes = absent_column(count)
     return Block(first_seq, array("q", times), array("I", ends), body, tags, nodes, kinds, hops)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -22,14 +23,7 @@ from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.tags import TagRows
 from topics_server.engine.ports import SealedIndex
 from topics_server.values.appends import DecodedAppend, chars_of
-from topics_server.values.blocks import (
-    Block,
-    absent_column,
-    block_of,
-    column_at_rest,
-    make_block,
-    record_bytes,
-)
+from topics_server.values.blocks import Block, block_of, make_block, record_bytes
 from topics_server.values.errors import StorageError
 from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
 from topics_server.values.model import TagMatch
@@ -350,7 +344,7 @@ class TailBlock(Run):
         assert self.live_count == 0
         assert self.live_bytes == 0
         count = len(self.dead)
-        absent = absent_column(count)
+        absent = _absent(count)
         old = self.block
         self.block = Block(
             first_seq=old.first_seq,
@@ -549,7 +543,7 @@ class OpenBlock(Run):
     def _whole(self) -> TailBlock:
         """All rows (none is dead) as one block that reuses the columns."""
         metas = self.metas if self.has_metas else None
-        tags, nodes = column_at_rest(self.tags), column_at_rest(self.nodes)
+        tags, nodes = _at_rest(self.tags), _at_rest(self.nodes)
         hops = bytes(self.hops)
         block = make_block(self.first_seq, self.times, self.datas, metas, tags, nodes, hops)
         count, weight = self.live_count, self.live_bytes
@@ -564,6 +558,20 @@ class OpenBlock(Run):
         return end_row
 
 
+@lru_cache(maxsize=BLOCK_RECORDS_MAX)
+def _absent(count: int) -> Sequence[str | None]:
+    return (None,) * count
+
+
+def _at_rest(texts: list[str | None]) -> Sequence[str | None]:
+    """A column that never changes again; all blocks share one column without texts.
+
+    A shared column costs no memory. The garbage collector examines a tuple of texts only once.
+    """
+    count = len(texts)
+    return _absent(count) if texts.count(None) == count else tuple(texts)
+
+
 def _text_bytes(block: Block, first_row: int, end_row: int) -> int:
     return chars_of(block.tags[first_row:end_row]) + chars_of(block.nodes[first_row:end_row])
 
@@ -575,7 +583,7 @@ def frozen_blocks(first_seq: int, ts: int, decoded: DecodedAppend, lsn: int) -> 
     for payloads in decoded.payloads:
         part = slice(row, row + payloads.count)
         row += payloads.count
-        tags, nodes = column_at_rest(decoded.tags[part]), column_at_rest(decoded.nodes[part])
+        tags, nodes = _at_rest(decoded.tags[part]), _at_rest(decoded.nodes[part])
         text_chars = chars_of(tags) + chars_of(nodes)
         block = block_of(
             first_seq + part.start,
