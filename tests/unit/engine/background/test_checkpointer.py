@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def parts_of(image: SnapshotImage) -> dict[int, bytes]:
-    return dict(image.parts)
+    return {part_id: bytes(part) for part_id, part in image.parts}
 
 
 async def test_a_snapshot_holds_every_topic_and_the_epochs_of_dropped_names() -> None:

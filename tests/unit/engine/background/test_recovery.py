@@ -41,7 +41,7 @@ from topics_server.values.errors import StartRefused
 from topics_server.values.file_inventory import FoundTopic, Objection, anchor_of
 from topics_server.values.limits import HEAD_RESERVE_SEQS
 from topics_server.values.model import Durability, Hole, LossReason, TopicConfig
-from topics_server.values.storage_types import EPOCHS_PART, TOPIC_PARTS, SnapshotImage
+from topics_server.values.storage_types import EPOCHS_PART, TOPIC_PARTS, EncodedPart, SnapshotImage
 
 pytestmark = pytest.mark.anyio
 
@@ -181,7 +181,7 @@ async def test_parts_are_taken_in_order_and_released_on_the_way() -> None:
     the last one.
     """
     ids = [EPOCHS_PART, *range(1, 700), SESSIONS_ID, 900]
-    parts = [(topic_id, b"part") for topic_id in ids]
+    parts: list[tuple[int, EncodedPart]] = [(topic_id, b"part") for topic_id in ids]
     taken: list[list[int]] = []
     for some in recovery._some_parts(parts):
         taken.append([topic_id for topic_id, _ in some])

@@ -46,7 +46,8 @@ def decode(encoded: bytes, piece_bytes: int = 100) -> list[tuple[int, bytes]]:
     table = check_table(encoded[:HEADER_BYTES], encoded[header.table_offset :])
     parts: list[tuple[int, bytes]] = []
     for first, end, offset, length in spans(table, piece_bytes):
-        parts += decode_parts(encoded[offset : offset + length], table[first:end])
+        pieces = decode_parts(encoded[offset : offset + length], table[first:end])
+        parts += [(part_id, bytes(part)) for part_id, part in pieces]
     return parts
 
 
