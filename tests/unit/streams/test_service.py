@@ -348,9 +348,14 @@ def test_a_shared_page_is_kept_for_a_moment(
             await streams.append("kept", b"%d" % number, appended("application/json"))
             assert (await waiting).datas == [b"%d" % number]
         del waiting
-        await asyncio.sleep(0.1)
-        pages = [each for each in gc.get_objects() if isinstance(each, StreamPage)]
-        assert not [page for page in pages if page.view.path == "kept"]
+        for _ in range(200):
+            await asyncio.sleep(0.1)
+            pages = [each for each in gc.get_objects() if isinstance(each, StreamPage)]
+            kept = [page for page in pages if page.view.path == "kept"]
+            del pages
+            if not kept:
+                break
+        assert not kept
         await server.node.close()
 
     run(story())

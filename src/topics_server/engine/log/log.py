@@ -432,9 +432,8 @@ class Log:
         """`delete` of a few ascending, distinct seqs, without numpy for the rows of the tail."""
         before = self.live_count
         flips: dict[int, array[int]] = {}
-        runs, count = self.runs, len(seqs)
+        runs, count, position = self.runs, len(seqs), 0
         start = end = self.run_at(seqs[0])
-        position = 0
         while position < count and end < len(runs):
             run, end = runs[end], end + 1
             first, above = run.first_seq, run.first_seq + len(run.dead)
@@ -546,7 +545,6 @@ class Log:
         """Recovery: add an unsealed block after everything else."""
         assert self.open is None
         assert block.first_seq > (self.runs[-1].last_seq if self.runs else 0)
-        has_live = self.live_count > 0
         self.runs.append(block)
         self.live_count += block.live_count
         self.live_bytes += block.live_bytes
@@ -554,7 +552,7 @@ class Log:
         self.tail_bytes += block.live_bytes
         self.head_seq = max(self.head_seq, block.last_seq)
         self.last_ts = max(self.last_ts, block.last_time)
-        if not has_live:
+        if self.live_count == block.live_count:
             self.earliest_seq = self.next_live(self.evict_floor)
 
     def mark_sealed(self, plan: SegmentPlan, index: SealedIndex) -> array[int]:
