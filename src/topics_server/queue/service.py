@@ -145,6 +145,8 @@ class QueueService:
             grant = poll.outcome.result()
         finally:
             self.dispatcher.leave(consumers, poll)
+            # An error of the outcome refers to this frame, so the frame must not refer to it.
+            del poll
         jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
         return ClaimResult(jobs, self.counts(topic).ready)
 

@@ -24,7 +24,7 @@ class Alarm:
     def __init__(self, clock: Clock, after_ms: float, callback: Callable[[], None]) -> None:
         self._clock = clock
         self._due_ms = clock.monotonic_ms() + after_ms
-        self._callback = callback
+        self._callback: Callable[[], None] | None = callback
         self._timer: asyncio.TimerHandle | None = None
         self._set(after_ms)
 
@@ -38,14 +38,16 @@ class Alarm:
 
     def tick(self) -> bool:
         """Call the callback if it is due; False if it is not due, or if the alarm is over."""
-        if self._timer is None or self._clock.monotonic_ms() < self._due_ms:
+        callback = self._callback
+        if callback is None or self._clock.monotonic_ms() < self._due_ms:
             return False
         self.cancel()
-        self._callback()
+        callback()
         return True
 
     def cancel(self) -> None:
         """Do not call the callback any more. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            # Break the cycle: the callback refers to the owner of this alarm.
+            self._timer = self._callback = None
