@@ -73,6 +73,8 @@ class Push:
         if self._line is not None:
             self._service.leave(self._line, self)
         self._service.release_connection(self._topic, self.connection)
+        # Break the cycle: the connection refers to this object.
+        self._deliver, self._tell = _deliver_to_nobody, _tell_nobody
 
     # -- as a claimer ----------------------------------------------------------------------
 
@@ -149,5 +151,14 @@ class Push:
 
     def _end(self, error: TopicsError) -> None:
         if not self._is_over:
+            tell = self._tell
             self.close()
-            self._tell(error, True)
+            tell(error, True)
+
+
+async def _deliver_to_nobody(_: Sequence[LeasedJob]) -> None:
+    raise AssertionError("a stream that is over delivers nothing")
+
+
+def _tell_nobody(_: TopicsError, is_last: bool) -> None:
+    raise AssertionError("a stream that is over reports nothing")

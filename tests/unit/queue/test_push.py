@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from tests.unit.engine.rig import throttled
 from tests.unit.queue.rig import QueueRig, turns
 from topics_server.engine.commit.pipeline import READ_ONLY
@@ -225,3 +226,16 @@ async def test_refusals_of_others_are_not_its_own() -> None:
     assert await rig.counts(topic) == (0, 1, 0, 0)
     rig.pass_time(1_001)
     assert await rig.seqs() == [1]
+
+
+async def test_a_push_stream_that_is_over_leaves_nothing_for_the_collector() -> None:
+    rig = QueueRig()
+    topic = await rig.queue()
+    await rig.put("a")
+    with nothing_for_the_collector():
+        far = Far(rig, topic)
+        await turns()
+        assert far.seqs == [1]
+        far.push.close()
+        del far
+        await turns()
