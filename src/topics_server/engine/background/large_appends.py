@@ -135,7 +135,12 @@ class LargeAppends:
         # The caller may be cancelled; a started decoding counts as waiting until it ends.
         finished = asyncio.wrap_future(under_way)
         finished.add_done_callback(partial(self._note_end, size))
-        return await asyncio.shield(finished)
+        try:
+            return await asyncio.shield(finished)
+        finally:
+            # An error refers to this frame. If the frame referred to the futures, which refer to
+            # the error, only a collection would free the body.
+            del under_way, finished
 
     def _note_end(self, size: int, finished: asyncio.Future[T]) -> None:
         self._waiting_bytes -= size

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from topics_server.engine.background import append_decoder, large_appends
 from topics_server.engine.background.append_decoder import DecoderError, DecoderProcess, serve
 from topics_server.engine.background.large_appends import LargeAppends
@@ -349,3 +350,22 @@ def test_bytes_that_are_over_the_limit_are_refused_before_they_are_copied() -> N
             large.close()
 
     asyncio.run(asked())
+
+
+def test_a_refused_large_append_leaves_nothing_for_the_collector() -> None:
+    """Otherwise each refusal would keep the body of its request for ever."""
+
+    async def refused() -> None:
+        large = LargeAppends(LIMITS)
+        try:
+            await large.decode(BODIES["one"])
+            with nothing_for_the_collector():
+                try:
+                    await large.decode(b"[" * (2 * MIB))
+                except TopicsError as error:
+                    assert error.code is Code.INVALID_REQUEST
+                await asyncio.sleep(0)
+        finally:
+            large.close()
+
+    asyncio.run(refused())
