@@ -109,7 +109,11 @@ class Feed:
             loop.call_soon(self._send)
         answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append(_Waiting(path, batch, answer))
-        return await answer
+        try:
+            return await answer
+        finally:
+            # An error refers to this frame, so the frame must not refer to the future.
+            del answer
 
     def _send(self) -> None:
         waiting = [one for one in self._waiting if not one.answer.done()]
@@ -132,7 +136,9 @@ class Feed:
             elif error is None:
                 one.answer.set_result(task.result()[index])
             else:
-                one.answer.set_exception(_error_for_each(error, len(waiting)))
+                # Without its traceback, whose frames refer to `waiting`.
+                cause = _error_for_each(error.with_traceback(None), len(waiting))
+                one.answer.set_exception(cause)
                 # The view may have stopped waiting; asyncio would then report the error as lost.
                 one.answer.exception()
 

@@ -95,7 +95,11 @@ class ViewProcess:
         """
         under_way = asyncio.ensure_future(self._ask(request, seconds))
         under_way.add_done_callback(_look_away)
-        return await asyncio.shield(under_way)
+        try:
+            return await asyncio.shield(under_way)
+        finally:
+            # An error refers to this frame, so the frame must not refer to the task.
+            del under_way
 
     async def _ask(self, request: Request, seconds: float) -> Answer:
         async with self._turn:

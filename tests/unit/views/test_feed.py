@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from topics_server.engine.answers import Page, Piece, ReadRequest
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -207,3 +209,16 @@ async def test_a_death_with_others_is_told_as_such(tmp_path: Path) -> None:
         with pytest.raises(ProcessDied) as caught:
             await feed.apply(str(tmp_path / "a"), _batch([], 0), alone=alone)
         assert type(caught.value) is ProcessDied
+
+
+@pytest.mark.parametrize("views", [1, 3])
+async def test_a_process_that_dies_leaves_nothing_for_the_collector(views: int) -> None:
+    feed = _feed(Topics(), Process(lambda request: True))
+
+    async def died() -> None:
+        with contextlib.suppress(ProcessDied):
+            await feed.apply("path", _batch([], 5), alone=False)
+
+    with nothing_for_the_collector():
+        await asyncio.gather(*(died() for _ in range(views)))
+        await asyncio.sleep(0)
