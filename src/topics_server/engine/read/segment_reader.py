@@ -255,10 +255,11 @@ class Fetcher:
         failed: dict[int, StorageError] = {}
         found = await self._offload.run(search)
         topic = self._registry.get(topic_id)
-        for segment_id, error in failed.items():
+        for segment_id in failed:
             if topic is not None and segment_id in topic.log.segment_ids():
                 self.note_broken(topic_id, segment_id)
-                raise error
+                # A raised error refers to this frame, so the frame must not refer to the error.
+                raise failed.pop(segment_id)
         return found
 
     async def search(self, topic: Topic, segment_ids: Sequence[int], search: Search) -> bool:
@@ -293,10 +294,10 @@ class Fetcher:
         failed: dict[int, StorageError] = {}
         read = partial(self._read_alone, topic_id)
         await self._offload.run(search_all)
-        for segment_id, error in failed.items():
+        for segment_id in failed:
             if self._has(topic, segment_id):
                 self.note_broken(topic_id, segment_id)
-                raise error
+                raise failed.pop(segment_id)
         return self._registry.get(topic_id) is topic
 
     def _read_alone(

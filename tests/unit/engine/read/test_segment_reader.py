@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import NoReturn
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import Rig
 from topics_server.engine.answers import ReadRequest
+from topics_server.engine.filters import TagLeaf
+from topics_server.engine.read import segment_reader
+from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.page import plan_page
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.errors import StorageError
@@ -128,3 +134,22 @@ async def test_bytes_on_disk_count_both_folders() -> None:
     rig.segments.cold.add((1, 1))
     assert rig.fetcher.disk_bytes(1) == hot > 0
     assert rig.fetcher.disk_bytes(2) == 0
+
+
+@pytest.mark.parametrize("call", ["tags", "filter"])
+async def test_a_search_that_fails_leaves_nothing_for_the_collector(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, topic = await sealed()
+
+    def fail(*_: object) -> NoReturn:
+        raise StorageError("input/output error")
+
+    monkeypatch.setattr(rig.segments, "find_tags", fail)
+    monkeypatch.setattr(segment_reader, "search_segment", fail)
+    with nothing_for_the_collector(), contextlib.suppress(StorageError):
+        if call == "tags":
+            await rig.fetcher.find_tags(topic.topic_id, [1], TagMatch("a"))
+        else:
+            await rig.fetcher.search(topic, [1], Search(TagLeaf((TagMatch("a"),))))
+        raise AssertionError("the search failed")
