@@ -157,7 +157,7 @@ class BroadcastStream:
         owner: StreamOwner | None = None,
         on_gone: Callable[[str], None] | None = None,
     ) -> None:
-        self.owner: Final = owner
+        self.owner = owner
         self._on_gone = on_gone
         self.cursors: dict[str, Cursor] = {}
         # Called when the socket has taken everything up to the cursors. A stream with this callback
@@ -545,8 +545,8 @@ class BroadcastStream:
         self._take_back()
         if self.on_taken is not None:
             self.on_taken()
-        # Break the reference cycles with the owners of the callbacks.
-        self.on_taken = self._on_gone = None
+        # Break the reference cycles with the owners of the stream and of the callbacks.
+        self.owner = self.on_taken = self._on_gone = None
         for subscription in self._subscriptions.values():
             self._dispatcher.unfollow(subscription)
         for cursor in self._waiting.values():

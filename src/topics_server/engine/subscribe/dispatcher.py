@@ -558,7 +558,8 @@ class SubscriptionDispatcher:
                 batch = build_batch(topic.name, position, page, upto_seq)
         except StorageError as failed:
             log.error("topic %s cannot be read for its followers: %s", topic.name, failed)
-            error = failed
+            # Without its traceback, which refers to this frame.
+            error = failed.with_traceback(None)
         for subscription, reader in self._fetching.pop((position, upto_seq)):
             subscription.is_fetching = False
             followed = self._followed.get(topic.topic_id)

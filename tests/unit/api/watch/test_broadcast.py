@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.garbage import nothing_for_the_collector
 from tests.unit.engine.rig import Rig
 from topics_server.api.watch import broadcast as fanout_module
 from topics_server.api.watch.broadcast import BroadcastStream, Fanout
@@ -556,3 +557,55 @@ def test_every_seq_is_told_once_or_explained(steps: list[tuple[str, int]], seed:
         assert world.rig.notifier.listener_count == 0
 
     asyncio.run(run())
+
+
+async def send_nowhere(message: dict[str, Any]) -> None:
+    """The `send` of a connection that takes everything."""
+
+
+class Owner:
+    """Opens a stream as a WebSocket does: the two refer to each other."""
+
+    def __init__(self, world: World) -> None:
+        self.stream = world.fanout.open(send_nowhere, SSE, heartbeat_ms=60_000, owner=self)
+
+    def before_frames(self) -> None:
+        """See `StreamOwner`."""
+
+    def drain(self) -> None:
+        """See `StreamOwner`."""
+
+
+async def test_a_closed_stream_and_its_owner_leave_nothing_for_the_collector() -> None:
+    world = World()
+    with nothing_for_the_collector():
+        owner = Owner(world)
+        owner.stream.close()
+        del owner
+        await settle()
+
+
+async def test_a_read_that_fails_leaves_nothing_for_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    await world.append("t", *range(10))
+    await world.rig.sealer.seal_tails(0)
+
+    calls = []
+
+    async def fail(*_: object) -> None:
+        calls.append(1)
+        raise StorageError("no disk")
+
+    monkeypatch.setattr(world.rig.fetcher, "complete", fail)
+    with nothing_for_the_collector():
+        stream = world.fanout.open(send_nowhere, SSE, heartbeat_ms=60_000)
+        view = world.dispatcher.resolve("t")
+        assert view is not None
+        stream.follow(Cursor("t", view.topic_id, view.epoch, 0), SubscriptionOptions())
+        await settle()
+        stream.close()
+        del stream
+        await settle()
+    assert calls
