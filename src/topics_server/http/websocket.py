@@ -133,6 +133,8 @@ class WebSocketConnection(asyncio.Protocol):
         self.handshake_complete = self.disconnected = True
         self.writable.set()
         self.conn.parser.close()
+        # An error of the parser refers to its frames, and they refer to `conn`.
+        self.conn.parser_exc = None
         door = self.door
         if door is not None:
             if door.read_scheduler is not None:

@@ -70,6 +70,7 @@ async def serving(app: Streaming) -> AsyncIterator[int]:
         lifespan="off",
         access_log=False,
         log_config=None,
+        ws_max_size=1_000,
         ws_per_message_deflate=False,
     )
     config.load()
@@ -131,7 +132,10 @@ async def test_connections_that_are_gone_leave_no_object_behind(no_collector: No
             for number in range(6):
                 async with connect(f"ws://127.0.0.1:{port}/", proxy=None) as peer:
                     assert await peer.recv() == "first"
-                    if number % 2:
+                    if number % 3 == 0:
+                        await peer.send("x" * 1_001)
+                        await peer.wait_closed()
+                    elif number % 2:
                         peer.transport.abort()
             await app.closed()
             for _ in range(20):
