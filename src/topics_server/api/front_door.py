@@ -70,7 +70,7 @@ from topics_server.http.responses import (
 from topics_server.http.sockets import ForeignSend, Socket
 from topics_server.runtime.clock import monotonic_ms, now_ms
 from topics_server.runtime.metrics import log
-from topics_server.values.errors import StorageError, TopicsError
+from topics_server.values.errors import StorageError, TopicsError, forget_frames
 
 # Headers of every answer: browsers must use its content type, and no cache may store it. A handler
 # may replace each of them. A stored content type may be HTML or SVG: `sandbox` gives such content
@@ -103,8 +103,10 @@ def response_to(
     An unforeseen error is logged and becomes `internal`.
     """
     if isinstance(error, TopicsError):
+        forget_frames(error)
         return response_of(error, started_ms=started_ms)
     if isinstance(error, StorageError):
+        forget_frames(error)
         log.error("storage refused %s %s (%s): %s", method, path, request_id.decode("ascii"), error)
         return response_of(from_storage(error), started_ms=started_ms)
     shown = request_id.decode("ascii")

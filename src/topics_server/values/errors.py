@@ -139,3 +139,15 @@ class Damaged(StorageError):
         self.first_row = ranges[0][0]
         self.last_row = ranges[-1][1]
         super().__init__(f"rows {self.first_row}..{self.last_row} are damaged")
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of a handled error, and of the errors that preceded it.
+
+    The frames of a traceback and their callers may refer to the error, as a task does that a
+    variable names. Only a collection of old objects, which never runs, would free such a cycle.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__context__

@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState as UvicornState
 
 from tests.api.conftest import FakeSettings
+from tests.garbage import nothing_for_the_collector
 from tests.unit.engine.rig import Rig, throttled
 from tests.unit.http.exchange.test_joined_writes import Wire, turns, uvicorns
 from topics_server.api.application import Application, build_app
@@ -23,7 +24,7 @@ from topics_server.api.front_door import FrontDoor
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.http.connection import HttpConnection
 from topics_server.http.timeouts import TimeoutSettings
-from topics_server.values.errors import DiskFull, TopicsError
+from topics_server.values.errors import DiskFull, TopicsError, topic_not_found
 from topics_server.values.limits import KIB
 
 pytestmark = pytest.mark.anyio
@@ -619,3 +620,28 @@ def test_hot_routes_are_served_from_the_parser_and_no_others() -> None:
     assert door.direct_call(b"POST", b"/v0/topics/t/delete", fields) is None
     app.add_middleware(object)
     assert door.direct_call(b"POST", b"/v0/topics/t", fields) is None, "past no middleware"
+
+
+async def test_an_error_of_a_task_under_pressure_leaves_nothing_for_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task keeps its error, and the error refers to all frames up to the answer."""
+    side = Side(HttpConnection)
+    await side.create()
+    under_pressure(side)[0] = 0
+
+    async def fail(*_: object, **more: object) -> None:
+        raise topic_not_found("new")
+
+    monkeypatch.setattr(side.rig.store, "begin_append", lambda *_, **more: None)
+    monkeypatch.setattr(side.rig.store, "append", fail)
+    wrong = request(APPEND)
+    side.protocol.data_received(wrong)
+    await answered(side)
+    side.wire.pieces.clear()
+    under_pressure(side)[0] = 0
+    with nothing_for_the_collector():
+        side.protocol.data_received(wrong)
+        await answered(side)
+    assert side.sent.startswith(b"HTTP/1.1 404 ")
+    side.protocol.connection_lost(None)
