@@ -114,6 +114,8 @@ async def held_by(request: Request, waiting: Awaitable[T]) -> T:
     finally:
         coming.cancel()
         leaving.cancel()
+        # An error of `waiting` refers to this frame, so the frame must not refer to the task.
+        del coming
         await asyncio.wait((leaving,))  # `released` must remove its callback from the key
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from topics_server.api.request import Request, held_by
 from topics_server.api.request_body import ClientGoneError
 from topics_server.auth.api_keys import EVERYBODY, Caller, KeyRing
@@ -99,3 +101,12 @@ async def test_of_a_key_that_was_gone_before_nothing_is_waited_for() -> None:
     with pytest.raises(TopicsError) as caught:
         await held_by(asked(caller), asyncio.Event().wait())
     assert caught.value.code is Code.UNAUTHORIZED
+
+
+async def test_an_error_leaves_nothing_for_the_collector() -> None:
+    async def fail() -> None:
+        raise TopicsError(Code.TOPIC_NOT_FOUND, "gone")
+
+    with nothing_for_the_collector(), contextlib.suppress(TopicsError):
+        await held_by(asked(), fail())
+        raise AssertionError("it fails")
