@@ -105,6 +105,8 @@ class Follower:
             self._caller.forget(self._ended.set)
             for waiting in (telling, leaving, ending, moving):
                 waiting.cancel()
+            # An error of `telling` refers to this frame, so the frame must not refer to the task.
+            del telling
 
     async def _tell(self) -> None:
         """Send pages as they arrive, until the stream is closed or the time is up."""
@@ -161,6 +163,8 @@ class Follower:
             waiting.result()
         finally:
             waiting.cancel()
+            # An error of `waiting` refers to this frame.
+            del waiting
 
 
 def events_of(page: StreamPage, cursor: int) -> bytes:

@@ -43,6 +43,8 @@ class WholeReader(Follower):
         finally:
             telling.cancel()
             leaving.cancel()
+            # An error of `telling` refers to this frame, so the frame must not refer to the task.
+            del telling
 
     async def _tell(self) -> None:
         page, self._page = self._page, None

@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 from tests.api.conftest import FakeSettings
+from tests.garbage import nothing_for_the_collector
 from tests.unit.api.streams.test_pages import page
 from topics_server.api.context import ServerState
+from topics_server.api.streams import live_reader, whole_reader
 from topics_server.api.streams.frames import control_frame, data_frame
 from topics_server.api.streams.live_reader import Follower, events_of
+from topics_server.api.streams.whole_reader import WholeReader
 from topics_server.auth.api_keys import EVERYBODY
 from topics_server.streams.values import Position, StreamPage
 
@@ -108,3 +111,42 @@ def test_the_events_of_a_cursor_do_not_depend_on_who_came_before() -> None:
         assert events_of(shared, cursor) == events_of(alone, cursor)
         assert events_of(alone, cursor) == data_frame(alone) + control_frame(alone, cursor)
     assert events_of(shared, 7) is events_of(shared, 7)
+
+
+class FullSocket:
+    """A socket of which nothing is read: a send waits for ever."""
+
+    is_full = True
+
+    def buffered_bytes(self) -> int:
+        return 1
+
+    def let_through(self) -> None:
+        """See `Socket`."""
+
+    def abort(self) -> None:
+        """See `Socket`."""
+
+
+@pytest.mark.parametrize("kind", [Follower, WholeReader])
+async def test_a_reader_that_stalls_leaves_nothing_for_the_collector(
+    kind: type[Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_reader, "Socket", lambda send: FullSocket())
+    monkeypatch.setattr(whole_reader, "Socket", lambda send: FullSocket())
+    settings: Any = FakeSettings()
+    state = ServerState(settings=settings, progress=lambda: 0.5, phase="ready")
+    state.timeouts.limits = msgspec.structs.replace(state.timeouts.limits, write_s=0.001)
+    some: Any = Quiet()
+
+    async def wait(*_: object) -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with nothing_for_the_collector():
+        follower = kind(state, some, "s", page(b"x"), None, EVERYBODY)
+        if isinstance(follower, WholeReader):
+            follower.upto_seq = 9
+        await follower.run(wait, wait)
+        del follower
+        await asyncio.sleep(0)
