@@ -17,7 +17,7 @@ from typing import Final
 
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.ticket_waits import resolve_future, resolved
+from topics_server.engine.commit.ticket_waits import check_applied, resolve_future, resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.exact_read import decide_delete_seqs, deletable, is_live
 from topics_server.engine.topic.registry import Registry
@@ -75,8 +75,13 @@ class Transfer:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
             await waiter
-        if self.error is not None:
-            raise self.error
+        error = self.error
+        if error is not None:
+            # Make a new error for each waiter: a raised error refers to the frames that it passed,
+            # and they refer to this object.
+            if isinstance(error, OutcomeUnknown):
+                raise OutcomeUnknown(error)
+            raise TopicsError(error.code, error.message, error.detail)
 
 
 class Transfers:
@@ -192,8 +197,7 @@ class Transfers:
             try:
                 ticket = self._submit(topic, seqs)
                 await resolved(ticket)
-                if ticket.error is not None:
-                    raise ticket.error
+                check_applied(ticket)
             except TopicsError as error:
                 raise StartRefused(
                     f"{len(seqs)} records of topic {topic.name} were moved and cannot be deleted "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import ListJournal, Rig, throttled
 from topics_server.engine.answers import Appended
@@ -350,3 +352,17 @@ async def test_a_start_that_cannot_complete_its_marks_is_refused() -> None:
     rig.journal.fail(JOBS_SHARD, rig.journal.submitted[-1].lsn, READ_ONLY)
     with pytest.raises(StartRefused, match="sync failed"):
         await task
+
+
+@pytest.mark.parametrize("reason", [READ_ONLY, DISK_FULL])
+async def test_a_move_that_fails_leaves_nothing_for_the_collector(reason: str) -> None:
+    rig = await made()
+    with nothing_for_the_collector():
+        task = await begun(rig)
+        rig.journal.fail(DEAD_SHARD, rig.journal.submitted[0].lsn, reason)
+        with contextlib.suppress(TopicsError):
+            await task
+            raise AssertionError("the move fails")
+        rig.journal.submitted.clear()
+        del task
+        await asyncio.sleep(0)
