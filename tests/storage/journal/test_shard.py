@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal.journal_rig import SMALL, WAL, Life, append, new_disk
 from topics_server.values.entries import RecordsDeleted
@@ -803,4 +805,21 @@ def test_filling_gives_way_to_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     live.fill(live.filled + 2 * 256 * KIB)
     assert len(paused) == 2
     live.is_written = False
+    life.close()
+
+
+def test_a_wait_for_a_sync_that_fails_leaves_nothing_for_the_collector() -> None:
+    disk = new_disk(6)
+    life = started(disk)
+    life.submit(append(0, 1))
+    life.turn(2)
+    disk.fail("sync", "eio", path=WAL_FILES)
+
+    async def failed() -> None:
+        with contextlib.suppress(ReadOnly):
+            await life.journal.sync_all()
+            raise AssertionError("the sync fails")
+
+    with nothing_for_the_collector():
+        life.loop.run_until_complete(failed())
     life.close()

@@ -185,9 +185,11 @@ class Journal:
         results = await asyncio.gather(
             *(shard.sync_all() for shard in self.shards), return_exceptions=True
         )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        errors = [result for result in results if isinstance(result, BaseException)]
+        # A raised error refers to this frame, so the frame must not refer to the error.
+        del results
+        if errors:
+            raise errors.pop(0)
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
         """Like `sync_all`, for shards that accept writes; returns how far each shard is synced.

@@ -220,7 +220,11 @@ class WalWriter:
         self._waiters.append((target, future))
         self._policy.is_due = True
         self._pump_later()
-        await future
+        try:
+            await future
+        finally:
+            # An error refers to this frame, so the frame must not refer to the future.
+            del future
 
     async def hold_end(self) -> None:
         """Return once a durable end mark covers the synced entries, or cannot cover them.
