@@ -89,6 +89,8 @@ class LiveQuery:
             self._caller.forget(revoked.set)
             for waiting in (telling, leaving, ending, moving):
                 waiting.cancel()
+            # An error of `telling` refers to this frame, so the frame must not refer to the task.
+            del telling
 
     async def _tell(self, moved: asyncio.Event, send: Send) -> bytes:
         """Send rows as they change; return the last message of the stream."""
