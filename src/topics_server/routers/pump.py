@@ -453,7 +453,8 @@ class Pump:
             try:
                 await reading()
             except (StorageError, TopicsError) as error:
-                failure = error
+                # Without its traceback, which refers to this frame.
+                failure = error.with_traceback(None)
             finally:
                 route.fetching = None
             if route.is_over:

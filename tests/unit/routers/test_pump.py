@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from tests.unit.engine.rig import Rig, body_of
 from tests.unit.queue.rig import turns
 from topics_server.engine.appends import PendingAppend
@@ -16,6 +17,7 @@ from topics_server.engine.read.block_cache import BlockCache
 from topics_server.routers.pump import Pump
 from topics_server.routers.router_table import RouterTable
 from topics_server.values.entries import RouterPut
+from topics_server.values.errors import StorageError
 from topics_server.values.model import RouterDefinition
 
 pytestmark = pytest.mark.anyio
@@ -171,3 +173,21 @@ async def test_a_router_that_is_gone_frees_its_blocks() -> None:
         rig.pump.gone(router)
     await _routed(rig)
     assert rig.head("f") == 25
+
+
+async def test_a_source_that_cannot_be_read_leaves_nothing_for_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = RouterRig()
+
+    async def fail(*_: object, **more: object) -> None:
+        raise StorageError("no disk")
+
+    monkeypatch.setattr(rig.fetcher, "complete", fail)
+    with nothing_for_the_collector():
+        await _sparse(rig, "b")
+        await _routed(rig)
+        assert rig.head("b") == 1
+        (router,) = rig.table
+        assert rig.pump.stalled(router) is not None
+        del router
