@@ -67,6 +67,8 @@ async def until_left(receive: Callable[[], Awaitable[Any]], send: Any) -> None:
     finally:
         leaving.cancel()
         ending.cancel()
+        # An error of `leaving` refers to this frame, so the frame must not refer to the task.
+        del leaving
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
+from tests.garbage import nothing_for_the_collector
 from topics_server.api.watch import send_queue
 from topics_server.api.watch.send_queue import SendQueue, send_queue_of
 from topics_server.api.watch.sse import SSE
@@ -281,3 +283,15 @@ def test_only_an_unwrapped_send_of_ours_is_our_own() -> None:
     assert not is_own_send({"extensions": {EXTENSION: object()}}, ours.send)
     assert not is_own_send({}, ours.send)
     assert not is_own_send({"extensions": None}, ours.send)
+
+
+async def test_a_receive_that_fails_leaves_nothing_for_the_collector() -> None:
+    async def receive() -> dict[str, Any]:
+        raise ConnectionError
+
+    async def send(_: dict[str, Any]) -> None:
+        raise AssertionError
+
+    with nothing_for_the_collector(), contextlib.suppress(ConnectionError):
+        await until_left(receive, ForeignSend(send))
+        raise AssertionError("it fails")
