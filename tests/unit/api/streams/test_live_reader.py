@@ -139,7 +139,7 @@ async def test_a_reader_that_stalls_leaves_nothing_for_the_collector(
     state.timeouts.limits = msgspec.structs.replace(state.timeouts.limits, write_s=0.001)
     some: Any = Quiet()
 
-    async def wait(*_: object) -> MutableMapping[str, Any]:
+    async def wait(*_: object) -> Any:
         await asyncio.Event().wait()
         raise AssertionError
 

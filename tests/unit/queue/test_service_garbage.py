@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("config", [{}, {"claim_jitter_ms": 5}], ids=["at once", "in a window"])
 async def test_a_claim_whose_wait_ends_leaves_nothing_for_the_collector(
-    config: dict[str, int],
+    config: dict[str, Any],
 ) -> None:
     rig = QueueRig()
     await rig.queue(**config)
