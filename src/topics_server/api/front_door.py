@@ -111,6 +111,7 @@ def response_to(
         return response_of(from_storage(error), started_ms=started_ms)
     shown = request_id.decode("ascii")
     log.error("defect while serving %s %s (%s)", method, path, shown, exc_info=error)
+    forget_frames(error)
     return response_of(internal(), started_ms=started_ms)
 
 

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import gzip
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -622,8 +623,17 @@ def test_hot_routes_are_served_from_the_parser_and_no_others() -> None:
     assert door.direct_call(b"POST", b"/v0/topics/t", fields) is None, "past no middleware"
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (lambda: topic_not_found("new"), b"404"),
+        (lambda: DiskFull("no room"), b"429"),
+        (lambda: RuntimeError("a defect"), b"500"),
+    ],
+    ids=["refusal", "disk", "defect"],
+)
 async def test_an_error_of_a_task_under_pressure_leaves_nothing_for_the_collector(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Callable[[], Exception], status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task keeps its error, and the error refers to all frames up to the answer."""
     side = Side(HttpConnection)
@@ -631,7 +641,7 @@ async def test_an_error_of_a_task_under_pressure_leaves_nothing_for_the_collecto
     under_pressure(side)[0] = 0
 
     async def fail(*_: object, **more: object) -> None:
-        raise topic_not_found("new")
+        raise error()
 
     monkeypatch.setattr(side.rig.store, "begin_append", lambda *_, **more: None)
     monkeypatch.setattr(side.rig.store, "append", fail)
@@ -643,5 +653,5 @@ async def test_an_error_of_a_task_under_pressure_leaves_nothing_for_the_collecto
     with nothing_for_the_collector():
         side.protocol.data_received(wrong)
         await answered(side)
-    assert side.sent.startswith(b"HTTP/1.1 404 ")
+    assert side.sent.startswith(b"HTTP/1.1 %b " % status)
     side.protocol.connection_lost(None)
