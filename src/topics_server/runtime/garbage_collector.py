@@ -2,7 +2,7 @@
 
 A collection stops the loop for about 1 us per examined object. So young objects are examined often
 and a few at a time, and old objects never. Examining the objects of 100,000 topics would take 130
-ms, and the server makes no long-lived cycles (`http/connection` breaks its own).
+ms, and the server leaves no cycles (docs/decisions/0352; `tests/crash/garbage` finds them).
 
 Python collects when 700 more objects were allocated than freed. Under pressure as many are freed as
 are allocated, so thousands are young when a collection starts: it takes 4 ms and more, a dozen
