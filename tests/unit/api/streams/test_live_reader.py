@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import MutableMapping
 from typing import Any
@@ -129,8 +130,9 @@ class FullSocket:
 
 
 @pytest.mark.parametrize("kind", [Follower, WholeReader])
-async def test_a_reader_that_stalls_leaves_nothing_for_the_collector(
-    kind: type[Follower], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("breaks", [False, True], ids=["stalls", "breaks"])
+async def test_a_reader_that_does_not_read_leaves_nothing_for_the_collector(
+    kind: type[Follower], breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_reader, "Socket", lambda send: FullSocket())
     monkeypatch.setattr(whole_reader, "Socket", lambda send: FullSocket())
@@ -143,10 +145,15 @@ async def test_a_reader_that_stalls_leaves_nothing_for_the_collector(
         await asyncio.Event().wait()
         raise AssertionError
 
+    async def fail(_: MutableMapping[str, Any]) -> None:
+        await asyncio.sleep(0)
+        raise ConnectionError
+
     with nothing_for_the_collector():
         follower = kind(state, some, "s", page(b"x"), None, EVERYBODY)
         if isinstance(follower, WholeReader):
             follower.upto_seq = 9
-        await follower.run(wait, wait)
+        with contextlib.suppress(ConnectionError):
+            await follower.run(wait, fail if breaks else wait)
         del follower
         await asyncio.sleep(0)
