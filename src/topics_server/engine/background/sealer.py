@@ -43,6 +43,8 @@ T = TypeVar("T")
 # How often topics whose floor moves by itself are checked, and the pause after a failure.
 _EXPIRY_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
+# The least time between two flips of one topic, except where other work needs them.
+_FLIPS_EVERY_S: Final = 0.2
 # Topics examined in one loop turn.
 _SLICE: Final = 256
 
@@ -90,6 +92,8 @@ class Sealer:
         self._half_dropped: set[int] = set()
         # Topics whose work is tried again a little later.
         self._later: set[int] = set()
+        # Topics that were flipped a moment ago; True: more of their sealed records have died since.
+        self._flipped: dict[int, bool] = {}
         # The error of each failing topic, until its work succeeds or it is dropped.
         self.failures: dict[int, StorageError] = {}
         # `_due`: topics with work, in order. `_aging`: with a tail that is large enough to seal by
@@ -161,7 +165,7 @@ class Sealer:
             if is_long or tail_bytes >= self._rules.max_bytes:
                 self._enqueue(topic_id)
         if applied.flips or applied.dead_segments:
-            self._enqueue(topic_id)
+            self._note_dead(topic_id, applied)
         elif isinstance(entry, ConsumerMoved | ConsumerDeleted):
             if topic.consumers.holding:
                 self._expiring[topic_id] = None
@@ -171,7 +175,29 @@ class Sealer:
     def observe_delete(self, lsn: int, entry: Entry, applied: Applied) -> None:
         """Note an applied delete: it changes segments, and makes no tail longer."""
         if applied.flips or applied.dead_segments:
-            self._enqueue(entry.topic_id)
+            self._note_dead(entry.topic_id, applied)
+
+    def _note_dead(self, topic_id: int, applied: Applied) -> None:
+        """Enqueue a topic whose sealed records died, unless it was flipped a moment ago.
+
+        A flip syncs the journal and the file of flags, and reads all flags of the segment twice,
+        even for one record. So the acks of a moment are flipped together.
+        """
+        if applied.dead_segments:
+            self._enqueue(topic_id)
+        elif topic_id in self._flipped:
+            self._flipped[topic_id] = True
+        else:
+            self._begin_flips(topic_id)
+
+    def _begin_flips(self, topic_id: int) -> None:
+        self._flipped[topic_id] = False
+        self._enqueue(topic_id)
+        asyncio.get_running_loop().call_later(_FLIPS_EVERY_S, self._end_flips, topic_id)
+
+    def _end_flips(self, topic_id: int) -> None:
+        if self._flipped.pop(topic_id):
+            self._begin_flips(topic_id)
 
     def adopt(self, topic: Topic) -> None:
         """Note a topic that recovery restored; most topics have no work."""

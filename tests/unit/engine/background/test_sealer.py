@@ -221,6 +221,31 @@ async def test_a_delete_of_sealed_records_is_flipped_by_itself() -> None:
     assert rig.segments.kept[1][1].disk_flags[:3] == bytes([1, 1, 0])
 
 
+async def test_deletes_of_a_moment_are_flipped_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one at once, those that follow when the moment is over."""
+    monkeypatch.setattr("topics_server.engine.background.sealer._FLIPS_EVERY_S", 0.05)
+    rig = Rig()
+    await rig.append("t", *range(8))
+    await worked(rig)
+    rig.segments.events.clear()
+    for before_seq in (2, 3, 4, 5):
+        await rig.delete("t", before_seq=before_seq)
+        await worked(rig)
+    assert rig.segments.events == ["flip [1]"]
+    topic = topic_of(rig)
+    assert topic.files.pending
+    for _ in range(1000):
+        if not topic.files.pending:
+            break
+        await asyncio.sleep(0.005)
+        await worked(rig)
+    assert rig.segments.events == ["flip [1]", "flip [1]"]
+    assert rig.segments.kept[1][1].disk_flags == bytes([1, 1, 1, 1, 0, 0, 0, 0])
+    await asyncio.sleep(0.2)
+    await worked(rig)
+    assert len(rig.segments.events) == 2, "nothing died since"
+
+
 async def test_a_topic_that_loses_records_all_the_time_keeps_no_other_waiting() -> None:
     rig = Rig()
     await rig.append("t", *range(64))
