@@ -48,8 +48,9 @@ STORE_CASES: dict[str, Case] = {
     "memory": memory,
     "redis": redis,
     "postgres": postgres,
-    "layers": layers,
 }
+
+LAYER_CASES: dict[str, Case] = {"layers": layers}
 
 FIND_CASES: dict[str, Case] = {"find": find}
 
@@ -101,6 +102,7 @@ STREAM_CASES: dict[str, Case] = {
 
 CASES = (
     STORE_CASES
+    | LAYER_CASES
     | FIND_CASES
     | LIVE_CASES
     | QUEUE_CASES

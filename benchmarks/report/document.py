@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.cases.registry import (
     FIND_CASES,
+    LAYER_CASES,
     LEASE_CASES,
     LIVE_CASES,
     OPERATE_CASES,
@@ -30,6 +31,7 @@ from benchmarks.report.terminal import bar_text, spread
 SCALING = "scaling"  # the page with a chart of its own
 PAGES: dict[str, tuple[str, Collection[str]]] = {
     "store": ("Appends, reads, recovery, memory", STORE_CASES),
+    "layers": ("The layers of an append", LAYER_CASES),
     "finding": ("Finding and deciding", FIND_CASES),
     "watching": ("Watching", LIVE_CASES),
     "queues": ("Queues", QUEUE_CASES),
