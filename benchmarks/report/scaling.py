@@ -84,7 +84,8 @@ TOPICS: Final = Axis(
     "p50 of an append",
     "The server answers a request without parsing its head if the head is one of the 4,096 that it "
     "knows (http/exchange/known_heads). A topic's name is part of the head, so with more topics "
-    "than that most heads are parsed. What is left of the rise are cache misses of the processor.",
+    "than that most heads are parsed. The rest of the rise is probably that of the processor's "
+    "caches.",
 )
 RECORDS: Final = Axis(
     "records in the topic",

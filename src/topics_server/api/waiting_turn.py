@@ -2,7 +2,7 @@
 
 It has no task. The throttle calls `begin`, so that the work counts towards the throttle's current
 slice. `begin` must not wait for `request.gone`: on the direct way `gone` never returns. Called by
-`api/queues/handlers` and `api/streams/handlers`.
+the handlers of records, queues and streams.
 """
 
 from __future__ import annotations
@@ -22,17 +22,27 @@ Begin = Callable[[Request], "Answer | Pending | Coroutine[Any, Any, Answer]"]
 class WaitingTurn:
     """A request in the wait queue of a topic; `begin` answers it once it has its turn.
 
+    `must_run`: the request is never refused.
+
     This object and its callback refer to each other. It drops finished parts at once, because the
     garbage collector does not examine old objects.
     """
 
-    def __init__(self, state: ServerState, request: Request, topic: str, begin: Begin) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        request: Request,
+        topic: str,
+        begin: Begin,
+        *,
+        must_run: bool = False,
+    ) -> None:
         self._state = state
         self._request: Request | None = request
         self._begin = begin
         self._callback: Callable[[], object] | None = None
         self._answer: Callable[[], Any] | None = None
-        self._waiting = state.throttle.enqueue(topic, len(request.body))
+        self._waiting = state.throttle.enqueue(topic, len(request.body), must_run=must_run)
         self._waiting.over = self._over
 
     def when_resolved(self, callback: Callable[[], object]) -> None:

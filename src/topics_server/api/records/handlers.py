@@ -8,8 +8,7 @@ more, they return a coroutine. Called through the route table in `api/routes`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -37,12 +36,13 @@ from topics_server.api.messages.trace_headers import TRACEPARENT, trace_of
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
+from topics_server.api.waiting_turn import WaitingTurn
 from topics_server.auth.authorize import check_scopes
 from topics_server.engine.answers import Appended, Page, ReadAs, ReadRequest
 from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
 from topics_server.runtime.clock import monotonic_s
 from topics_server.values.appends import DecodedAppend, decode_append
-from topics_server.values.errors import Code, StorageError, TopicsError, invalid
+from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.values.model import ProducerStamp, SentCondition
 from topics_server.values.record_codecs import with_trace
@@ -113,7 +113,9 @@ def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any
     is_in_turn = throttle.is_active and request.throttle_wait_ms is None
     if is_in_turn and not throttle.passes(request.name):
         admit(state)
-        waiting = _WaitingAppend(state, request)
+        begin = partial(_begin_append, state)
+        must_run = _must_run(state, request.body)
+        waiting = WaitingTurn(state, request, request.name, begin, must_run=must_run)
         return Pending(waiting.when_resolved, waiting.answer)
     # A request that the throttle lets through at once must not wait for this turn's group either.
     return _begin_append(state, request, flush_now=is_in_turn)
@@ -195,72 +197,6 @@ def _must_run(state: ServerState, body: bytes) -> bool:
     if b'"disable_backpressure"' not in body:
         return False
     return decode_append(body, max_records=state.settings.max_batch_records).disable_backpressure
-
-
-class _WaitingAppend:
-    """An append that starts when its turn comes.
-
-    This object and its callback refer to each other. It drops finished parts at once, because the
-    garbage collector does not examine old objects.
-    """
-
-    def __init__(self, state: ServerState, request: Request) -> None:
-        self._state = state
-        self._request: Request | None = request
-        self._callback: Callable[[], object] | None = None
-        self._answer: Callable[[], Response] | None = None
-        body = request.body
-        self._waiting = state.throttle.enqueue(
-            request.name, len(body), must_run=_must_run(state, body)
-        )
-        self._waiting.over = self._begin
-
-    def when_resolved(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once there is a result."""
-        self._callback = callback
-
-    def _begin(self) -> None:
-        waiting, state = self._waiting, self._state
-        request, self._request = self._request, None
-        callback, self._callback = self._callback, None
-        assert request is not None
-        assert callback is not None
-        if waiting.is_refused:
-            self._answer = partial(_refuse, state.throttle.refusal(waiting))
-            callback()
-            return
-        request.throttle_wait_ms = waiting.waited_ms
-        try:
-            inner = _begin_append(state, request)
-        except (TopicsError, StorageError) as error:
-            self._answer = partial(_refuse, error.with_traceback(None))
-            callback()
-            return
-        if isinstance(inner, Pending):
-            self._answer = inner.answer
-            inner.when_resolved(callback)
-        else:
-            general = asyncio.ensure_future(inner)
-            self._answer = general.result
-            general.add_done_callback(lambda _: callback())
-
-    def answer(self) -> Response:
-        """The result. Raises the append's error."""
-        answer, self._answer = self._answer, None
-        assert answer is not None
-        try:
-            return answer()
-        finally:
-            # Break a cycle: an error refers to the frames that it passed, and a local variable in
-            # them refers to the error.
-            del answer
-
-
-def _refuse(error: TopicsError | StorageError) -> Response:
-    try:
-        raise error
-    finally:
-        del error
 
 
 def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any, Response]:
