@@ -13,8 +13,9 @@ from tests.storage.journal.journal_rig import SMALL, WAL, Life, append, new_disk
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.errors import Code, ReadOnly
 from topics_server.values.limits import KIB, LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
-from topics_server.values.storage_types import ReplayStart
+from topics_server.values.storage_types import ReplayStart, ShardProgress
 from topics_server.wal.journal import wal_file as tail_module
+from topics_server.wal.journal.end_mark_file import read_end_mark
 from topics_server.wal.journal.wal_file import Sizes
 from topics_server.wal.journal.wal_writer import WriterState
 from topics_server.wal.journal.writer_jobs import MakeRoom, SyncOnly
@@ -706,6 +707,31 @@ def test_what_is_queued_when_a_sync_falls_due_is_written_beside_it(wants_sync: b
     assert life.progress[-1].synced_lsn == 0
     life.settle()
     assert life.progress[-1].synced_lsn == 2
+    life.close()
+
+
+def test_the_end_mark_is_written_before_a_sync_and_after_its_answer() -> None:
+    """A lone synced entry costs two end marks, and its answer waits for one of them."""
+    life = started(new_disk(2), turns=5)
+    shard = life.journal.shards[0]
+    mark = shard.tail._end_mark
+    before, seen = mark._counter, []
+    on_progress = shard.on_progress
+    assert on_progress is not None
+
+    def note(progress: ShardProgress) -> None:
+        seen.append((progress.synced_lsn, mark._counter - before))
+        on_progress(progress)
+
+    shard.on_progress = note
+    lsn = life.submit(append(0, 1), sync=True)
+    life.turn(2)
+    assert read_end_mark(life.disk, WAL, 1, 0).is_syncing
+    life.settle()
+    assert seen == [(0, 1), (lsn, 1)]
+    assert mark._counter - before == 2
+    end = read_end_mark(life.disk, WAL, 1, 0)
+    assert (end.synced_lsn, end.is_syncing) == (lsn, False)
     life.close()
 
 

@@ -416,9 +416,13 @@ class WalFile:
     # -- the end mark ----------------------------------------------------------------------
 
     def note_syncing(self) -> None:
-        """Mark a sync as under way: until it has succeeded, unsynced groups may vanish."""
-        self._is_syncing = True
-        self._note_end()
+        """Mark a sync as under way: until it has succeeded, unsynced groups may vanish.
+
+        The mark of a group that was written with `sync_follows` says so already.
+        """
+        if not self._is_syncing or self.is_mark_refused:
+            self._is_syncing = True
+            self._note_end()
 
     def note_synced(self) -> None:
         """Write the synced end into the end mark: the sync has succeeded."""

@@ -362,8 +362,10 @@ class WalWriter:
         self._queue_bytes -= group.frames_bytes
         assert self._queue_bytes >= 0
         began_s = monotonic_s()
+        # An entry that waits for a sync is synced next, so its end mark already says so.
+        sync_follows = group.sync_from_lsn is not None and self._job is None
         try:
-            self.tail.write(group)
+            self.tail.write(group, sync_follows=sync_follows)
         except StorageError as error:
             log.warning("shard %d: write refused: %s", self.number, error)
             self._fail_group(group)
@@ -461,8 +463,6 @@ class WalWriter:
         if outcome.written and group is not None:
             self._note_written(group, outcome.write_ms)
         if outcome.synced:
-            if isinstance(job, SyncOnly):
-                self.tail.note_synced()
             self._note_synced(outcome.sync_ms)
         if self._cut_wanted:
             self._cut_wanted = False
@@ -480,6 +480,9 @@ class WalWriter:
                 self.state = _OPEN
             if outcome.written or outcome.synced:
                 self._report(write_ms=outcome.write_ms, sync_ms=outcome.sync_ms)
+        if outcome.synced and isinstance(job, SyncOnly):
+            # The answers are sent: none of them waits for the end mark.
+            self.tail.note_synced()
         self._pump()
 
     def _note_synced(self, sync_ms: float) -> None:
