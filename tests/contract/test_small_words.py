@@ -1,4 +1,4 @@
-"""S, small words: details that are easily overlooked, each with its own test."""
+"""Small words: details that are easily overlooked, each with its own test."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ ECHOED: Final = {
 
 @pytest.mark.parametrize("name", ECHOED)
 def test_a_refusal_repeats_little_of_a_body(api: Api, name: str) -> None:
-    """S: a refusal repeats at most 256 bytes of the request. [S-96]"""
+    """A refusal repeats at most 256 bytes of the request. [S-96]"""
     method, target, body = ECHOED[name]
     answer = api.raw(method, target, body.encode(), [JSON])
     assert 400 <= answer.status < 500
@@ -269,7 +269,7 @@ def _stream(api: Api, target: str, version: str, *headers: str) -> tuple[list[st
 @pytest.mark.connection(reason="framing: other protocols chunk answers to HTTP/1.0")
 @pytest.mark.parametrize("kind", ["watch", "work", "stream"])
 def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: str) -> None:
-    """S: the response ends with its connection, and a header says so. [S-99]"""
+    """The response ends with its connection, and a header says so. [S-99]"""
     topic = new_name("old")
     good(api.put(topic, {"type": "queue"} if kind == "work" else {}))
     api.add(topic, "hello")
@@ -295,7 +295,7 @@ def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: st
 
 @pytest.mark.connection(reason="framing: other protocols chunk answers to HTTP/1.0")
 def test_a_whole_stream_to_http_1_0_is_not_chunked(own: Any, topic: str) -> None:
-    """S: a catch-up of several pages ends with its connection. [S-99]"""
+    """A catch-up of several pages ends with its connection. [S-99]"""
     api = own(TOPICS_STREAMS_PAGE_BYTES="1024").start()
     body = b"0123456789abcdef" * 32
     text = {"content-type": "text/plain"}
@@ -318,7 +318,7 @@ def test_a_whole_stream_to_http_1_0_is_not_chunked(own: Any, topic: str) -> None
 def test_without_data_only_dollar_fields_are_sent(
     api: Api, topic: str, clients: Clients, way: str
 ) -> None:
-    """S: `meta` is no `$` field, whatever `include_meta` says. [S-100]"""
+    """`meta` is no `$` field, whatever `include_meta` says. [S-100]"""
     record = {"data": 1, "meta": {"a": 1}, "tag": "t", "node": "n"}
     good(api.append(topic, [record, {"data": 2}, *[record] * 40]))
     asked: dict[str, Any] = {"include_data": False, "include_meta": True, "include_tags": True}
@@ -335,7 +335,7 @@ def test_without_data_only_dollar_fields_are_sent(
 
 
 def test_a_filter_takes_a_bare_string_as_a_match_does(api: Api, topic: str) -> None:
-    """S: the string matches exactly this tag, whatever characters it has. [S-101]"""
+    """The string matches exactly this tag, whatever characters it has. [S-101]"""
     source, dest = f"{topic}.s", f"{topic}.d"
     body = {"source": source, "dest": dest, "filter": "a*"}
     put = good(api.http.put(f"/v0/routers/{topic}", json=body))

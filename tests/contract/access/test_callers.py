@@ -1,4 +1,4 @@
-"""S, callers from web pages: which pages may change data through a user's browser.
+"""Callers from web pages: which pages may change data through a user's browser.
 
 The tests call a server without keys as a browser would: with `Origin` and `Sec-Fetch-Site`, and
 with requests that need no preflight.
@@ -92,7 +92,7 @@ def _queue(api: Api) -> str:
 
 @pytest.mark.parametrize("said", FOREIGN, ids=str)
 def test_a_foreign_page_changes_nothing(keyless: Api, said: tuple[str, ...]) -> None:
-    """S: the server refuses the request before it reads a body, on each path of a request.
+    """The server refuses the request before it reads a body, on each path of a request.
     [S-90]
     """
     name = _queue(keyless)
@@ -123,7 +123,7 @@ def test_own_pages_listed_ones_and_scripts_may_call(keyless: Api, said: tuple[st
 
 @pytest.mark.parametrize("said", FOREIGN, ids=str)
 def test_reads_and_preflights_are_answered_as_before(keyless: Api, said: tuple[str, ...]) -> None:
-    """S: the browser withholds the answer from the page. [S-90]"""
+    """The browser withholds the answer from the page. [S-90]"""
     name = _queue(keyless)
     for method, target in (
         ("GET", f"/v0/topics/{name}"),
@@ -146,7 +146,7 @@ def _ask(api: Api, key: str, *said: str) -> RawResponse:
 
 
 def test_a_valid_key_in_the_header_may_call_from_anywhere(own: NewServer) -> None:
-    """S: no page of another origin can make a browser add the header; a key in the URL proves
+    """No page of another origin can make a browser add the header; a key in the URL proves
     nothing. [S-90]
     """
     api = own(TOPICS_API_KEYS="good-key").start()
@@ -162,5 +162,5 @@ def test_a_valid_key_in_the_header_may_call_from_anywhere(own: NewServer) -> Non
 
 
 def test_a_header_of_a_server_without_keys_is_no_key(keyless: Api) -> None:
-    """S: a header that the server does not check proves nothing. [S-90]"""
+    """A header that the server does not check proves nothing. [S-90]"""
     refused(_ask(keyless, "any", *FOREIGN[1]), 403, "forbidden")

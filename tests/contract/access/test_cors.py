@@ -1,4 +1,4 @@
-"""S, issue of browsers: pages of other origins may call only if their exact origin is listed; none
+"""Pages of other origins may call only if their exact origin is listed; none
 is listed by default.
 
 `TOPICS_CORS_ORIGINS` for HTTP, preflights and event streams; the `Origin` rule of `/v0/ws`.
@@ -63,7 +63,7 @@ def _words(text: str) -> set[str]:
 
 @pytest.mark.parametrize("origin", LISTED)
 def test_a_listed_origin_may_read_answers_and_errors(open_api: Api, origin: str) -> None:
-    """S: a page may read errors as well as successes, so that it can see the reason. [S-87]"""
+    """A page may read errors as well as successes, so that it can see the reason. [S-87]"""
     name = new_name("cors")
     body = b'{"records":[{"data":1}]}'
     asked = [
@@ -85,7 +85,7 @@ def test_a_listed_origin_may_read_answers_and_errors(open_api: Api, origin: str)
 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_any_other_origin_gets_no_leave(open_api: Api, origin: str) -> None:
-    """S: origins must match exactly; a read gets the usual answer, and the browser withholds it
+    """Origins must match exactly; a read gets the usual answer, and the browser withholds it
     from the page. [S-87]
 
     Requests that change something are refused: `test_callers.py`.
@@ -130,7 +130,7 @@ def test_a_preflight_of_a_listed_origin_is_answered(
 
 
 def test_a_listed_origin_may_read_a_stream(open_api: Api, clients: Clients) -> None:
-    """S: the head and every header of the stream stay as they are. [S-87, 7.3-01]"""
+    """The head and every header of the stream stay as they are. [S-87, 7.3-01]"""
     name = new_name("cors")
     open_api.add(name, 1)
     session = clients.session(open_api, {name: {}})
@@ -175,7 +175,7 @@ def test_a_socket_of_a_listed_origin_opens(open_api: Api, origin: str) -> None:
 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_a_socket_of_another_origin_is_403(open_api: Api, origin: str) -> None:
-    """S: the server refuses the socket before it opens, with the error envelope. [S-88]"""
+    """The server refuses the socket before it opens, with the error envelope. [S-88]"""
     eventually(lambda: gauges(open_api)[0] == 0, "the streams of other tests are gone")
     before = gauges(open_api)
     answer = open_api.raw(
@@ -198,7 +198,7 @@ def test_a_socket_of_another_origin_is_403(open_api: Api, origin: str) -> None:
 def test_a_socket_of_the_same_origin_or_of_none_opens(
     api: Api, open_api: Api, clients: Clients
 ) -> None:
-    """S: scripts send no origin; a page of this very host has the same origin. [S-88]"""
+    """Scripts send no origin; a page of this very host has the same origin. [S-88]"""
     for server in (api, open_api):
         assert _shake(server).startswith(b"HTTP/1.1 101 ")
         assert _shake(server, "Origin: http://localhost").startswith(b"HTTP/1.1 101 ")
@@ -214,7 +214,7 @@ def test_a_socket_of_the_same_origin_or_of_none_opens(
 def test_an_origin_that_is_none_refuses_the_start(
     tmp_path_factory: pytest.TempPathFactory, value: str
 ) -> None:
-    """S: a mistake here would open the server to no page or to every page. [S-87]"""
+    """A mistake here would open the server to no page or to every page. [S-87]"""
     if URL:
         pytest.skip("needs a server of its own")
     server = Server(tmp_path_factory.mktemp("refused"), {"TOPICS_CORS_ORIGINS": value})

@@ -366,7 +366,7 @@ def test_a_nearly_full_disk_takes_deletes_but_no_appends(own: NewServer, topic: 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
 def test_a_write_the_disk_refuses_is_429_and_loses_nothing(own: NewServer, topic: str) -> None:
-    """S: a file-size limit acts like a full disk; service resumes without a restart. [S-34,
+    """A file-size limit acts like a full disk; service resumes without a restart. [S-34,
     2-27]
     """
     server = own(TOPICS_WAL_SHARDS="1")
@@ -396,7 +396,7 @@ def test_a_write_the_disk_refuses_is_429_and_loses_nothing(own: NewServer, topic
 
 
 def test_two_servers_do_not_share_a_directory(own: NewServer, topic: str) -> None:
-    """S: the second server refuses to start, with a message that gives the reason. [S-08]"""
+    """The second server refuses to start, with a message that gives the reason. [S-08]"""
     first = own()
     api = first.start()
     api.add(topic, 1)

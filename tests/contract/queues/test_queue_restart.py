@@ -1,4 +1,4 @@
-"""S, §10.1, §10.3: what a queue keeps over a clean stop and over `kill -9`.
+"""Contract §10.1, §10.3: what a queue keeps over a clean stop and over `kill -9`.
 
 A clean stop keeps everything; a kill loses soft leases and keeps durable ones. Each test has a
 server of its own.

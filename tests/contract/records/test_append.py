@@ -319,7 +319,7 @@ def test_room_made_by_deletes_is_room(api: Api, topic: str) -> None:
 
 
 def test_room_made_by_expiry_is_room(api: Api, topic: str) -> None:
-    """S: an expired record no longer counts for the cap. [S-47, 0.10-06]"""
+    """An expired record no longer counts for the cap. [S-47, 0.10-06]"""
     api.put(topic, {"discard": "reject", "cap_records": 2, "ttl_ms": 200})
     api.add(topic, 1, 2)
 

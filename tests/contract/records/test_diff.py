@@ -450,7 +450,7 @@ def test_a_long_poll_goes_on_past_the_scan_bound(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("from_seq", [2**53, 2**63 - 1, 2**63, 2**64 - 1])
 def test_a_cursor_far_beyond_the_head_is_answered(api: Api, topic: str, from_seq: int) -> None:
-    """S: any u64 is a cursor; above the head it reads as a recreated topic. [S-24, S-39]"""
+    """Any u64 is a cursor; above the head it reads as a recreated topic. [S-24, S-39]"""
     api.add(topic, 1)
     page = api.read(topic, from_seq=from_seq)
     assert page["tombstone"]["reason"] == "recreated"

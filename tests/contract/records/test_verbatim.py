@@ -68,7 +68,7 @@ def test_meta_comes_back_byte_for_byte(api: Api, topic: str, value: bytes) -> No
 
 
 def test_white_space_around_a_value_is_not_part_of_it(api: Api, topic: str) -> None:
-    """S: only the value's own bytes are kept, not the white space around it in the request.
+    """Only the value's own bytes are kept, not the white space around it in the request.
     [S-01]
     """
     assert _append(api, topic, b'\n{\t"data"\r:\n "x" \t, "meta" : {} }\n') == 201
@@ -145,7 +145,7 @@ def test_nesting_of_512_is_taken_and_513_refused(
 
 
 def test_width_is_not_depth(api: Api, topic: str) -> None:
-    """S: thousands of brackets side by side, or inside strings, are not nesting. [S-06]"""
+    """Thousands of brackets side by side, or inside strings, are not nesting. [S-06]"""
     wide = b"[" + b",".join([b"[{}]"] * 5000) + b"]"
     text = b'"' + rb"[{\"" * 2000 + b'"'
     assert _append(api, topic, b'{"data":[' + wide + b"," + text + b"]}") == 201

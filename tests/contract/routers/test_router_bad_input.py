@@ -276,7 +276,7 @@ def test_the_table_is_long_enough() -> None:
 
 
 def test_unknown_fields_are_no_error(api: Api, names: Callable[[str], str]) -> None:
-    """S, §6: additive versions."""
+    """Contract §6: additive versions."""
     a, b = names("a"), names("b")
     routing = Routing(api)
     router = routing.made(a, b, later={"x": [1]}, cursor_seq="?", router=7)

@@ -93,7 +93,7 @@ def test_a_hashed_name_gives_no_access_to_another_stream(keyed: Keyed, who: str)
 
 
 def test_a_stream_is_its_paths_also_by_its_topics_name(keyed: Keyed) -> None:
-    """S: a key that may use the path may use the topic. [S-91]"""
+    """A key that may use the path may use the topic. [S-91]"""
     name = _made(keyed, path := f"{new_name('ten.a')}/orders")
     assert keyed.ask("tenant", "GET", f"{MOUNT}/{path}").content == b"secret"
     assert good(keyed.ask("tenant", "GET", f"/v0/topics/{name}"))["stream"]["path"] == path
@@ -103,7 +103,7 @@ def test_a_stream_is_its_paths_also_by_its_topics_name(keyed: Keyed) -> None:
 
 
 def test_no_stream_is_at_the_name_of_anothers_topic(keyed: Keyed) -> None:
-    """S: the server compares the stored path, even for a key with all rights. [S-91]"""
+    """The server compares the stored path, even for a key with all rights. [S-91]"""
     name = _made(keyed, path := f"{new_name('ten.b')}/orders")
     refused(keyed.ask("all", "GET", f"{MOUNT}/{name}"), 404, "stream_not_found")
     refused(keyed.ask("all", "POST", f"{MOUNT}/{name}", b"more"), 404, "stream_not_found")
@@ -114,7 +114,7 @@ def test_no_stream_is_at_the_name_of_anothers_topic(keyed: Keyed) -> None:
 
 @pytest.mark.parametrize("who", PREFIXES)
 def test_no_key_can_take_a_hashed_name_in_advance(keyed: Keyed, who: str) -> None:
-    """S: no way to create a topic accepts such a name, and the stream can be made at its path
+    """No way to create a topic accepts such a name, and the stream can be made at its path
     afterwards. [S-91]
     """
     path = f"{new_name('ten.c')}/orders"
@@ -165,7 +165,7 @@ def test_forks_hold_a_name_for_either_door(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("place", ["source", "dest"])
 def test_forks_hold_a_name_for_routers(api: Api, topic: str, place: str) -> None:
-    """S: if the router is refused, its other topic is not made either. [S-92]"""
+    """If the router is refused, its other topic is not made either. [S-92]"""
     _forked(api, topic)
     other = f"{topic}.other"
     ends = {"source": other, "dest": other} | {place: topic}
@@ -186,7 +186,7 @@ def _deadly(api: Api, queue: str, dead_letter: str) -> None:
 
 
 def test_forks_hold_a_name_for_dead_letters(api: Api, topic: str) -> None:
-    """S: the job stays, and moves once the name is free. [S-92]"""
+    """The job stays, and moves once the name is free. [S-92]"""
     _forked(api, topic)
     queue = f"{topic}.jobs"
     _deadly(api, queue, topic)
@@ -230,7 +230,7 @@ def _offset(answer: httpx.Response, status: int = 204) -> str:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
 def test_a_key_is_stored_once(api: Api, topic: str, kind: str) -> None:
-    """S: the repeat gets the first answer, whatever came in between. [S-93]"""
+    """The repeat gets the first answer, whatever came in between. [S-93]"""
     path = f"{topic}/of/its%20own"
     body = b'["a","b"]' if kind == "application/json" else b"ab"
     assert api.http.put(f"{MOUNT}/{path}", headers={"content-type": kind}).status_code == 201
@@ -265,7 +265,7 @@ def test_a_key_is_known_after_a_restart(own: NewServer, topic: str, how: str) ->
 
 
 def test_a_repeated_key_is_checked_before_its_conflicts(api: Api, topic: str) -> None:
-    """S: `Stream-Seq` and the closing that the first request brought are no conflict. [S-93]"""
+    """`Stream-Seq` and the closing that the first request brought are no conflict. [S-93]"""
     assert api.http.put(f"{MOUNT}/{topic}", headers=TEXT).status_code == 201
     first = _post(api, topic, "k1", b"a", stream_seq="1")
     assert _offset(_post(api, topic, "k1", b"a", stream_seq="1")) == _offset(first)
@@ -280,7 +280,7 @@ def test_a_repeated_key_is_checked_before_its_conflicts(api: Api, topic: str) ->
 
 
 def test_a_key_beside_a_producer(api: Api, topic: str) -> None:
-    """S: a producer's repeat counts first; a known key moves the producer on, and stores nothing.
+    """A producer's repeat counts first; a known key moves the producer on, and stores nothing.
 
     As on `/v0`. [S-93]
     """

@@ -155,7 +155,7 @@ def test_records_deleted_before_they_expired_stay_silent(api: Api, topic: str) -
 
 
 def test_records_deleted_before_the_cap_was_reached_stay_silent(api: Api, topic: str) -> None:
-    """S, §3.3: a delete makes room, so no record is evicted. [3.3-13, 3.3-02]"""
+    """Contract §3.3: a delete makes room, so no record is evicted. [3.3-13, 3.3-02]"""
     api.put(topic, {"cap_records": 5})
     api.add(topic, *range(5))
     api.delete(topic, before_seq=6)

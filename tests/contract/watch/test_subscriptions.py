@@ -512,7 +512,7 @@ def test_a_topic_emptied_by_deletes_is_caught_up_in_silence(
 def test_the_gap_reaches_the_first_live_record_over_deletes(
     api: Api, topic: str, follow: Follow
 ) -> None:
-    """S: the gap is the same as in a diff. [S-37, 7.5-04]"""
+    """The gap is the same as in a diff. [S-37, 7.5-04]"""
     earliest = _evicted(api, topic)
     api.delete(topic, before_seq=earliest + 2)
     follower = follow({topic: {}})

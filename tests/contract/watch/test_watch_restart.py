@@ -153,7 +153,7 @@ def test_a_session_that_never_streamed_starts_where_it_said(later: Later, client
 def test_an_id_goes_forward_up_to_the_head_and_back(
     later: Later, clients: Clients, which: str, seq: int, first: int
 ) -> None:
-    """S: a seq beyond the head is the head, no gap is invented. [S-65]"""
+    """A seq beyond the head is the head, no gap is invented. [S-65]"""
     name = later.topic["still"]
     follower = later.session[which].of(clients).stream(later.api, id_of({name: seq}))
     follower.drained()
@@ -163,7 +163,7 @@ def test_an_id_goes_forward_up_to_the_head_and_back(
 
 
 def test_without_an_id_the_last_cursors_hold_at_least(later: Later, clients: Clients) -> None:
-    """S: a clean stop keeps the cursors of the stream's end; after a crash records may repeat, but
+    """A clean stop keeps the cursors of the stream's end; after a crash records may repeat, but
     none is skipped. [S-64, 7.4-03]
     """
     name = later.topic["still"]
@@ -176,8 +176,9 @@ def test_without_an_id_the_last_cursors_hold_at_least(later: Later, clients: Cli
 
 
 def test_changes_during_the_downtime_are_reported(later: Later, clients: Clients) -> None:
-    """S, §7.5: topics were recreated or trimmed meanwhile, or lost records with the process. [S-52,
-    7.5-04, S-64]
+    """Contract §7.5: topics were recreated or trimmed meanwhile, or lost records with the process.
+
+    [S-52, 7.5-04, S-64]
     """
     api, topic = later.api, later.topic
     earliest = api.get_state(topic["trimmed"])["earliest_seq"]
@@ -194,7 +195,7 @@ def test_changes_during_the_downtime_are_reported(later: Later, clients: Clients
 
 
 def test_a_token_is_good_in_another_life(later: Later, clients: Clients) -> None:
-    """S: a token is self-contained and works in a header and in a new session. [S-67, S-66]"""
+    """A token is self-contained and works in a header and in a new session. [S-67, S-66]"""
     api, token = later.api, later.last["many"]
     assert map_of(token) is None
     session = later.session["many"].of(clients)
@@ -206,7 +207,7 @@ def test_a_token_is_good_in_another_life(later: Later, clients: Clients) -> None
 
 
 def test_sessions_expire_over_a_restart_too(own: NewServer, names: Names, clients: Clients) -> None:
-    """S: sessions survive within their TTL, but not beyond it. [S-64, 7.7-03, 7.1-02]"""
+    """Sessions survive within their TTL, but not beyond it. [S-64, 7.7-03, 7.1-02]"""
     server = own(TOPICS_SESSION_TTL_MS="500")
     api = server.start()
     topic = names("r")

@@ -142,7 +142,7 @@ GARBAGE: dict[str, str | bytes] = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
 def test_garbage_is_ignored(api: Api, topic: str, clients: Clients, garbage: str | bytes) -> None:
-    """S: the session's own positions hold. [S-49]"""
+    """The session's own positions hold. [S-49]"""
     if isinstance(garbage, bytes):
         garbage = _b64(garbage.replace(b"{t}", topic.encode()))
     api.add(topic, *range(5))
@@ -286,7 +286,7 @@ def test_a_topic_recreated_after_its_reported_end_is_reported(
 def test_an_id_from_before_a_recreation_gets_recreated(
     api: Api, names: Names, clients: Clients
 ) -> None:
-    """S: in a header or in a new session, such an id is never mistaken for a position in the new
+    """In a header or in a new session, such an id is never mistaken for a position in the new
     log. [S-52, S-66, 7.7-01]
     """
     gone, stays = names("gone"), names("stays")
@@ -321,7 +321,7 @@ def test_an_id_from_before_a_recreation_gets_recreated(
 def test_a_recreated_topic_that_lost_records_says_where_it_starts(
     api: Api, topic: str, clients: Clients
 ) -> None:
-    """S: there is one gap, from 1 to the first existing record. [S-52, S-39, 7.5-04]"""
+    """There is one gap, from 1 to the first existing record. [S-52, S-39, 7.5-04]"""
     api.add(topic, *range(10))
     session = clients.session(api, {topic: {}})
     first = session.stream(api)

@@ -99,7 +99,7 @@ def test_a_wid_cannot_be_guessed(api: Api, topic: str) -> None:
 
 
 def test_unknown_fields_and_an_absent_body_option_do_no_harm(api: Api, topic: str) -> None:
-    """S: additive versions. [S-20, 7.2-08]"""
+    """Versions are additive. [S-20, 7.2-08]"""
     api.put(topic)
     body = _post(api, {topic: {"from_seq": 0, "later": [1]}}, later={"x": 1}, limit=0)
     assert set(body["topics"]) == {topic}
@@ -290,7 +290,7 @@ def test_a_body_may_be_compressed_and_large(api: Api, topic: str) -> None:
 
 
 def test_the_settings_are_listed_for_operators() -> None:
-    """S: each limit has a name and is listed in the example environment. [S-13]"""
+    """Each limit has a name and is listed in the example environment. [S-13]"""
     text = (Path(__file__).resolve().parents[3] / ".env.example").read_text(encoding="utf-8")
     for name in (
         "MAX_WATCH_TOPICS",

@@ -336,7 +336,7 @@ def test_these_exclude_a_stream(api: Api, topic: str, clients: Clients, accept: 
 
 
 def test_a_second_stream_takes_the_session_over(api: Api, topic: str, clients: Clients) -> None:
-    """S, §7.5: the older one gets an error and ends; nothing is lost or doubled. [S-19, 7.5-09]"""
+    """The older stream gets an error and ends; nothing is lost or doubled. [S-19, 7.5-09]"""
     api.add(topic, *range(5))
     before = gauges(api)[0]
     session = clients.session(api, {topic: {}})

@@ -400,8 +400,9 @@ def test_one_command_may_wait_at_a_time(own: NewServer, topic: str, clients: Cli
 def test_a_message_over_the_limit_closes_with_1009(
     own: NewServer, topic: str, clients: Clients
 ) -> None:
-    """S, §7-ws: a message of exactly the limit passes, a larger one stores nothing. [7-ws-13, S-56,
-    S-13]
+    """Contract §7-ws: a message of exactly the limit passes, a larger one stores nothing.
+
+    [7-ws-13, S-56, S-13]
     """
     api = own(TOPICS_MAX_WS_MESSAGE_BYTES="5000").start()
     ws = clients.ws(api)
@@ -436,7 +437,7 @@ def test_a_large_message_passes(api: Api, topic: str, clients: Clients) -> None:
 
 
 def test_a_client_that_closes_is_answered_and_forgotten(api: Api, clients: Clients) -> None:
-    """S, RFC 6455 [S-56, 11-15, 8.3-06]"""
+    """Settled rules of the contract, RFC 6455 [S-56, 11-15, 8.3-06]"""
     before = gauges(api)[0]
     raw = clients.raw_ws(api)
     assert gauges(api)[0] == before + 1
