@@ -231,7 +231,7 @@ def test_a_message_has_so_many_levels_and_no_more(open_: bytes, shut: bytes) -> 
     # The array of an append does not count as a level of nesting of its messages.
     assert decode_messages(b"[%b]" % most).datas == [most]
     assert "deeper" in refusal(lambda: decode_messages(b"[" + open_ + most + shut + b"]"))
-    assert "deeper" in refusal(lambda: decode_messages(open_ * 100_000))
+    assert "deeper" in refusal(lambda: decode_messages(open_ * 100_000 + b"1" + shut * 100_000))
 
 
 # --- copies ---------------------------------------------------------------------------------------
