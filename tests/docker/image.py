@@ -25,7 +25,7 @@ IGNORED: Final = ROOT / "docker" / "Dockerfile.dockerignore"
 # The folders of the image that instructions name.
 PLACES: Final = ("/build", "/wheels", "/builder", "/opt/topics", "/data")
 PYTHON: Final = f"python3.{sys.version_info.minor}"
-STEP_WITHIN_S: Final = 100.0
+STEP_WITHIN_S: Final = 500.0
 
 
 class Instruction(NamedTuple):

@@ -22,7 +22,7 @@ from tests.docker.image import Built, only, settings_of
 from topics_server.settings import Settings, variable
 
 STOP_WITHIN_S: Final = 5.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

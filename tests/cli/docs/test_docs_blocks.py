@@ -207,11 +207,11 @@ def test_a_wheel_is_made_and_brings_command_and_client(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     wheels = tmp_path / "wheels"
     make = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
-    subprocess.run([*pip, *make], check=True, timeout=100, cwd=tmp_path)
+    subprocess.run([*pip, *make], check=True, timeout=240, cwd=tmp_path)
     (wheel,) = wheels.glob("topics_server-*-py3-none-any.whl")
     there = tmp_path / "there"
     install = ["install", "--no-deps", "--no-index", "--target", str(there), str(wheel)]
-    subprocess.run([*pip, *install], check=True, timeout=60, cwd=tmp_path)
+    subprocess.run([*pip, *install], check=True, timeout=240, cwd=tmp_path)
     env = {**os.environ, "PYTHONPATH": str(there)}
     code = "import topics_server.client as c; print(c.__file__, c.IdempotentProducer.__name__)"
     events = (
