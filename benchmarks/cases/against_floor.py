@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.bench import Bench, series
 from benchmarks.clients.loader import BenchmarkError, Sample
-from benchmarks.clients.requests import append_body, append_request, diff_request
+from benchmarks.clients.requests import append_body, append_request, diff_request, http_request
 from benchmarks.report.figures import Bar, Figure, ratios
 from benchmarks.servers.process import Reply, ServerProcess
 from benchmarks.servers.server import STILL
@@ -17,7 +18,11 @@ from benchmarks.servers.server import STILL
 TOPIC = "bench"
 CONNECTIONS = (1, 16)
 DIFF_RECORDS = 1000
+TAIL_RECORDS = 2000
 SEVERAL = 10
+# The least share of the floor's rate, by the number of connections.
+Limits = Mapping[int, float]
+NO_LIMITS: Limits = {}
 
 
 def costs(label: str, samples: Sequence[Sample]) -> str:
@@ -34,7 +39,7 @@ def compare(
     server: ServerProcess,
     requests: Path,
     reply: Reply,
-    limit: float | None,
+    limits: Limits,
 ) -> list[Figure]:
     """Interleaved rounds of ours and the floor, with 1 and, unless steady, with 16 connections."""
     floor = bench.start_floor(case, reply)
@@ -49,6 +54,7 @@ def compare(
         ours = series(taken["ours"], "rate", "ours")
         bare = series(taken["floor"], "rate", "floor")
         plural = "s" if connections > 1 else ""
+        limit = limits.get(connections)
         figures.append(
             Figure(
                 case,
@@ -69,7 +75,7 @@ def compare(
     return figures
 
 
-def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
+def appends(bench: Bench, case: str, count: int, limits: Limits) -> list[Figure]:
     """Appends of `count` records each, class disk; other cases measure sealing and checkpoints."""
     server = bench.start(settings=STILL)
     # Batches fill the largest possible segment in three seconds: use several topics, so that none
@@ -90,40 +96,87 @@ def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
     reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
     what = "append of one record" if count == 1 else f"append of {count} records"
-    return compare(bench, case, what, server, requests, reply, limit)
+    return compare(bench, case, what, server, requests, reply, limits)
 
 
 def append_1(bench: Bench) -> list[Figure]:
     """Single appends, class disk, 1 and 16 connections."""
-    return appends(bench, "append-1", 1, 0.45)
+    return appends(bench, "append-1", 1, {1: 0.75, 16: 0.6})
 
 
 def append_100(bench: Bench) -> list[Figure]:
     """Appends of 100 records of 200 B, class disk."""
-    return appends(bench, "append-100", 100, 0.35)
+    return appends(bench, "append-100", 100, {1: 0.45, 16: 0.25})
 
 
 def diff_1000(bench: Bench) -> list[Figure]:
-    """Reads of 1,000 records: one page repeatedly, and walks through sealed pages."""
-    pages = bench.options.scaled(200, 5)
+    """Reads of 1,000 records: one page repeatedly; of sealed records also page after page."""
     server = bench.start(settings={"TOPICS_SEGMENT_MAX_EVENTS": "20000"})
-    filled = {TOPIC: DIFF_RECORDS}
-    if not bench.options.steady:
-        filled["walk"] = pages * DIFF_RECORDS
-    for topic, total in filled.items():
-        fill = [append_request(topic, first, 100) for first in range(0, total, 100)]
-        bench.fill(server, bench.requests(f"fill-{topic}", fill), len(fill), connections=1)
-    reply = server.call("POST", f"/v0/topics/{TOPIC}/diff", b'{"from_seq":0,"limit":1000}')
-    if reply.body.count(b'"$seq"') != DIFF_RECORDS:
-        raise BenchmarkError(f"a diff of 1,000 gave {reply.body.count(b'$seq')} records")
+    fill_topic(bench, server, TOPIC, DIFF_RECORDS)
     once = bench.requests("diff", [diff_request(TOPIC, 0)])
-    figures = compare(bench, "diff-1000", "diff of 1,000 records", server, once, reply, 0.5)
-    if bench.options.steady:
-        return figures
-    walk = [diff_request("walk", page * DIFF_RECORDS) for page in range(pages)]
-    middle = pages // 2 * DIFF_RECORDS
-    reply = server.call("POST", "/v0/topics/walk/diff", b'{"from_seq":%d,"limit":1000}' % middle)
-    what = f"diff of 1,000 records walking through {pages * DIFF_RECORDS:,}, most of them sealed"
-    walked = bench.requests("walk", walk)
-    figures += compare(bench, "diff-1000", what, server, walked, reply, None)
+    reply = page_of(server, TOPIC, 0, DIFF_RECORDS)
+    limits = dict.fromkeys(CONNECTIONS, 0.8)
+    figures = compare(bench, "diff-1000", "diff of 1,000 records", server, once, reply, limits)
+    return figures if bench.options.steady else figures + sealed_diffs(bench, server)
+
+
+def sealed_diffs(bench: Bench, server: ServerProcess) -> list[Figure]:
+    """Pages of sealed records only: a walk through all of them, and one page repeatedly."""
+    # More than the cache of blocks holds, so that a walk reads each page from the files.
+    pages = bench.options.scaled(400, 5)
+    records = pages * DIFF_RECORDS
+    fill_topic(bench, server, "walk", records)
+    seal(server, "walk")
+    figures: list[Figure] = []
+    limits = dict.fromkeys(CONNECTIONS, 0.25)
+    middle = pages // 2
+    for what, walked in (
+        (f"diff of 1,000 sealed records walking through {records:,}", range(pages)),
+        ("diff of 1,000 sealed records, one page again and again", range(middle, middle + 1)),
+    ):
+        requests = bench.requests(
+            f"walk-{len(walked)}", [diff_request("walk", page * DIFF_RECORDS) for page in walked]
+        )
+        reply = page_of(server, "walk", middle * DIFF_RECORDS, DIFF_RECORDS)
+        figures += compare(bench, "diff-1000", what, server, requests, reply, limits)
     return figures
+
+
+def tail_read(bench: Bench) -> list[Figure]:
+    """Reads of the newest record: a diff from the seq before it. Stated: one that would wait."""
+    server = bench.start(settings=STILL)
+    fill_topic(bench, server, TOPIC, TAIL_RECORDS)
+    last = TAIL_RECORDS - 1
+    limits = dict.fromkeys(CONNECTIONS, 0.8)
+    plain = bench.requests("tail", [diff_request(TOPIC, last, 100)])
+    reply = page_of(server, TOPIC, last, 1)
+    figures = compare(bench, "tail-read", "tail read", server, plain, reply, limits)
+    body = b'{"from_seq":%d,"limit":100,"wait_ms":30000}' % last
+    waiting = bench.requests("waiting", [http_request("POST", f"/v0/topics/{TOPIC}/diff", body)])
+    what = "tail read with wait_ms, the record is there"
+    return figures + compare(bench, "tail-read", what, server, waiting, reply, NO_LIMITS)
+
+
+def fill_topic(bench: Bench, server: ServerProcess, topic: str, records: int) -> None:
+    """Append records in batches of 100, in order."""
+    fill = [append_request(topic, first, 100) for first in range(0, records, 100)]
+    bench.fill(server, bench.requests(f"fill-{topic}", fill), len(fill), connections=1)
+
+
+def seal(server: ServerProcess, topic: str) -> None:
+    """Seal all records of a topic, so that none of them is in its tail in memory."""
+    answer = server.expect("POST", "/v0/admin/seal", b'{"topics":["%s"]}' % topic.encode())
+    left = json.loads(answer)["unsealed_records"]
+    if left:
+        raise BenchmarkError(f"{left} records of {topic} are not sealed")
+
+
+def page_of(server: ServerProcess, topic: str, from_seq: int, records: int) -> Reply:
+    """The answer to a diff, which must have this many records."""
+    reply = server.call(
+        "POST", f"/v0/topics/{topic}/diff", b'{"from_seq":%d,"limit":1000}' % from_seq
+    )
+    found = reply.body.count(b'"$seq"')
+    if found != records:
+        raise BenchmarkError(f"a diff from {from_seq} gave {found} records instead of {records}")
+    return reply

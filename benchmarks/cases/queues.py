@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.bench import Bench, settle
+from benchmarks.bench import Bench, series, settle
 from benchmarks.clients.loader import Sample
 from benchmarks.clients.postgres_queue import INDEX, TABLE
 from benchmarks.clients.working import PHASES, QueueSide, Workers
-from benchmarks.report.figures import Figure, Series, ratios
+from benchmarks.report.figures import Bar, Figure, Series, ratios
 from benchmarks.servers.peers import Nats, NotInstalled, Postgres, Redis
 from benchmarks.servers.process import ServerProcess
 
@@ -26,6 +26,11 @@ WORKERS = (1, 16, 64)
 # equally long.
 JOBS_A_SECOND = {1: 1_600, 8: 6_400, 64: 12_800}
 CALLED = (16, 64)  # workers, and jobs a call, of the row of the overview
+ROUND_WORKERS, ROUND_BATCH = (1, 16), 8
+BARRED_WORKERS = 16
+JOINED = "claim with the ack of the jobs before, one request a round"
+# The least jobs a second, by the requests of a round.
+ROUND_LIMITS = {"claim, then ack, two requests a round": 30_000, JOINED: 45_000}
 NOTIFIED = "PostgreSQL, notified"
 TOGETHER = "claim and ack together, 16 workers, 64 a call"
 
@@ -117,6 +122,61 @@ def queue_calls(bench: Bench) -> list[Figure]:
     ]
 
 
+def queue_rounds(bench: Bench) -> list[Figure]:
+    """Workers of our queue claim and ack 8 jobs at a time, in two requests a round and in one."""
+    figures = []
+    with Workers() as client:
+        server = bench.start()
+        side = QueueSide("ours", server.port, server.pid)
+        client.setup(side)
+        for workers in ROUND_WORKERS:
+            jobs = jobs_of(bench, workers, ROUND_BATCH)
+            taken = bench.interleave(
+                {
+                    how: partial(
+                        settled,
+                        partial(
+                            client.turns,
+                            side,
+                            workers=workers,
+                            batch=ROUND_BATCH,
+                            jobs=jobs,
+                            joined=how == JOINED,
+                        ),
+                        server,
+                    )
+                    for how in ROUND_LIMITS
+                }
+            )
+            figures += [rounds_figure(how, workers, jobs, taken[how]) for how in taken]
+    return figures
+
+
+def rounds_figure(how: str, workers: int, jobs: int, taken: Sequence[Sample]) -> Figure:
+    """Jobs that are claimed and acked a second. The bar is for 16 workers."""
+    server = statistics.median(sample.server_cpu_us for sample in taken)
+    client = statistics.median(sample.generator_cpu_us for sample in taken)
+    who = "1 worker" if workers == 1 else f"{workers} workers"
+    return Figure(
+        "queue-rounds",
+        f"{how}, {who}, {ROUND_BATCH} a call",
+        Series("ours", "jobs/s", tuple(sample.rate for sample in taken)),
+        Bar(">=", ROUND_LIMITS[how]) if workers == BARRED_WORKERS else None,
+        (
+            series(taken, "p50_ms", "p50 of a request"),
+            series(taken, "p99_ms", "p99 of a request"),
+        ),
+        (f"CPU a job: server {server:.1f} us, client {client:.1f} us", f"{jobs:,} jobs a round"),
+    )
+
+
+def settled(run: Callable[[], Sample], server: ServerProcess) -> Sample:
+    """Run one round. Returns when our server is idle, so that the next side is not slowed."""
+    sample = run()
+    settle(server)
+    return sample
+
+
 def together(taken: Sequence[dict[str, Sample]]) -> tuple[float, ...]:
     """Jobs a second that are claimed and then acked, in each round."""
     return tuple(1 / (1 / each["claim"].rate + 1 / each["ack"].rate) for each in taken)
@@ -131,9 +191,7 @@ def rounds(
     batch: int,
 ) -> tuple[Taken, int]:
     """Interleaved rounds of all sides: their times, and the number of jobs of one round."""
-    # Every worker has at least one call of each kind.
-    calls = max(workers, int(bench.options.seconds * JOBS_A_SECOND[batch] / batch))
-    jobs = calls * batch
+    jobs = jobs_of(bench, workers, batch)
     taken: Taken = {side.label: [] for side in sides}
     bench.interleave(
         {
@@ -149,6 +207,11 @@ def rounds(
     for found in taken.values():
         del found[0]  # the discarded round
     return taken, jobs
+
+
+def jobs_of(bench: Bench, workers: int, batch: int) -> int:
+    """The jobs of a round: every worker has at least one call of each kind."""
+    return max(workers, int(bench.options.seconds * JOBS_A_SECOND[batch] / batch)) * batch
 
 
 def one_round(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.bench import Bench
-from benchmarks.cases.against_floor import append_1, append_100, diff_1000
+from benchmarks.cases.against_floor import append_1, append_100, diff_1000, tail_read
 from benchmarks.cases.compared.builds import builds
 from benchmarks.cases.compared.layers import layers
 from benchmarks.cases.compared.postgres import postgres
@@ -18,7 +18,7 @@ from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_topics import many_topics, pauses
 from benchmarks.cases.operating import operate_cost
-from benchmarks.cases.queues import queue_calls, queue_delivery, queues
+from benchmarks.cases.queues import queue_calls, queue_delivery, queue_rounds, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.scaling.case import scaling
@@ -39,6 +39,7 @@ STORE_CASES: dict[str, Case] = {
     "append-1": append_1,
     "append-100": append_100,
     "diff-1000": diff_1000,
+    "tail-read": tail_read,
     "fsync-lone": fsync_lone,
     "fsync-16": fsync_16,
     "many-topics": many_topics,
@@ -70,6 +71,7 @@ ROUTER_CASES: dict[str, Case] = {
 QUEUE_CASES: dict[str, Case] = {
     "queues": queues,
     "queue-calls": queue_calls,
+    "queue-rounds": queue_rounds,
     "queue-delivery": queue_delivery,
 }
 

@@ -11,6 +11,7 @@ jobs are the enqueued ones, each once, and that no job remains; every wait is bo
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import select
@@ -18,12 +19,12 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.clients.load import STALL_SECONDS, Tally, rank
 from benchmarks.clients.postgres_queue import POSTGRES_WIRES
-from benchmarks.clients.queue_wires import WIRES, Wire, WireError, numbers, payload
+from benchmarks.clients.queue_wires import WIRES, Ours, Wire, WireError, numbers, payload
 from benchmarks.servers.cpu_time import cpu_seconds
 
 # For a larger buffer the allocator calls the kernel three times, which costs more than the rest of
@@ -131,19 +132,72 @@ class Phase:
                 if not piece:
                     raise Failed("the server closed a connection")
                 data = connection.data = connection.data + piece if connection.data else piece
-                if self._is_whole(data):
+                if self._has_whole(connection):
                     tally.ended_ns = time.perf_counter_ns()
                     tally.latencies_ns.append(tally.ended_ns - connection.sent_ns)
                     self.answers.append((connection.number, data))
                     live -= not self._start(poll, connection)
 
     def _start(self, poll: select.epoll, connection: Connection) -> bool:
-        queue = self._queues[connection.number]
-        if not queue:
+        request = self._next(connection)
+        if not request:
             return False
-        if not connection.send(queue.pop()):
+        if not connection.send(request):
             poll.modify(connection.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
         return True
+
+    def _next(self, connection: Connection) -> bytes:
+        """The next request of a connection; empty if it has sent all."""
+        queue = self._queues[connection.number]
+        return queue.pop() if queue else b""
+
+    def _has_whole(self, connection: Connection) -> bool:
+        """Whether the bytes of a connection are a whole answer."""
+        return self._is_whole(connection.data)
+
+
+class Turns(Phase):
+    """A phase of our queue in which each worker claims jobs and completes them, again and again.
+
+    `joined`: each ack is part of the next claim, so that a turn is one request instead of two. The
+    last jobs of a worker are completed by an ack alone.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        claims: Sequence[int],
+        wire: Ours,
+        batch: int,
+        *,
+        joined: bool,
+    ) -> None:
+        super().__init__(connections, [()] * len(connections), bool)
+        self._wire = wire
+        self._batch = batch
+        self._joined = joined
+        self._claims = list(claims)  # the remaining claims of each worker
+        # What the last request of each worker did.
+        self._claimed = [False] * len(claims)
+        self._acked = [False] * len(claims)
+
+    def _next(self, connection: Connection) -> bytes:
+        worker = connection.number
+        acks = self._claimed[worker]
+        claims = self._claims[worker] > 0 and (self._joined or not acks)
+        self._claims[worker] -= claims
+        self._claimed[worker], self._acked[worker] = claims, acks
+        if acks and claims:
+            return self._wire.ack_and_claim(worker, connection.data, self._batch)
+        if acks:
+            return self._wire.ack(worker, connection.data)
+        return self._wire.claim(worker, self._batch, 0) if claims else b""
+
+    def _has_whole(self, connection: Connection) -> bool:
+        worker, data = connection.number, connection.data
+        return (not self._claimed[worker] or self._wire.claimed(data, self._batch)) and (
+            not self._acked[worker] or self._wire.acked(data, self._batch)
+        )
 
 
 class Client:
@@ -164,6 +218,9 @@ class Client:
                 return {}
             case "round":
                 return self._round(job, wire)
+            case "turns":
+                assert isinstance(wire, Ours)
+                return self._turns(job, wire)
             case "idle":
                 return self._idle(job, wire)
             case other:
@@ -171,37 +228,19 @@ class Client:
 
     def _round(self, job: Job, wire: Wire) -> Job:
         workers, batch, count = int(job["workers"]), int(job["batch"]), int(job["jobs"])
-        calls = count // batch
-        assert calls * batch == count
-        first, self._first = self._first, self._first + count
-        connections = [Connection(int(job["port"]), number, wire) for number in range(workers)]
-        poll = select.epoll()
-        for connection in connections:
-            connection.sock.setblocking(False)
-            poll.register(connection.sock, select.EPOLLIN)
-        try:
+        with opened(job, wire) as (connections, poll):
             reports: Job = {}
-            enqueues = [
-                wire.enqueue(index % workers, [payload(n) for n in range(start, start + batch)])
-                for index, start in enumerate(range(first, first + count, batch))
-            ]
-            phase = Phase(
-                connections,
-                [enqueues[number::workers] for number in range(workers)],
-                lambda data: wire.enqueued(data, batch),
-            )
+            phase = self._enqueues(job, wire, connections)
             reports["enqueue"] = self._timed(job, phase, poll, count)
             claims = [wire.claim(n, batch, now_ms()) for n in range(workers)]
             phase = Phase(
                 connections,
-                [[claims[n]] * (calls // workers + (n < calls % workers)) for n in range(workers)],
+                [[claim] * calls for claim, calls in zip(claims, calls_of(job), strict=True)],
                 lambda data: wire.claimed(data, batch),
             )
             reports["claim"] = self._timed(job, phase, poll, count)
             answers = phase.answers
-            got = [number for _, data in answers for number in numbers(data)]
-            if sorted(got) != list(range(first, first + count)):
-                raise Failed(f"{count} jobs enqueued, {len(got)} claimed, {len(set(got))} distinct")
+            self._check(count, answers)
             acks: list[list[bytes]] = [[] for _ in range(workers)]
             for number, data in answers:
                 acks[number].append(wire.ack(number, data))
@@ -210,10 +249,38 @@ class Client:
             reports["ack"] = self._timed(job, phase, poll, count, lambda: look(looker, wire))
             looker.sock.close()
             return reports
-        finally:
-            poll.close()
-            for connection in connections:
-                connection.sock.close()
+
+    def _turns(self, job: Job, wire: Ours) -> Job:
+        """Enqueue all jobs; then each worker claims and completes some, until none is left."""
+        batch, count = int(job["batch"]), int(job["jobs"])
+        with opened(job, wire) as (connections, poll):
+            self._enqueues(job, wire, connections).run(poll, Tally())
+            phase = Turns(connections, calls_of(job), wire, batch, joined=bool(job["joined"]))
+            looker = Connection(int(job["port"]), 0, wire)
+            report = self._timed(job, phase, poll, count, lambda: look(looker, wire))
+            looker.sock.close()
+            self._check(count, phase.answers)
+            return report
+
+    def _enqueues(self, job: Job, wire: Wire, connections: Sequence[Connection]) -> Phase:
+        """The phase that enqueues the jobs of a round."""
+        workers, batch, count = int(job["workers"]), int(job["batch"]), int(job["jobs"])
+        first, self._first = self._first, self._first + count
+        enqueues = [
+            wire.enqueue(index % workers, [payload(n) for n in range(start, start + batch)])
+            for index, start in enumerate(range(first, first + count, batch))
+        ]
+        return Phase(
+            connections,
+            [enqueues[number::workers] for number in range(workers)],
+            lambda data: wire.enqueued(data, batch),
+        )
+
+    def _check(self, count: int, answers: Sequence[tuple[int, bytes]]) -> None:
+        """Check that the answers have the jobs that were enqueued last, each once."""
+        got = [number for _, data in answers for number in numbers(data)]
+        if sorted(got) != list(range(self._first - count, self._first)):
+            raise Failed(f"{count} jobs enqueued, {len(got)} claimed, {len(set(got))} distinct")
 
     @staticmethod
     def _timed(
@@ -277,6 +344,32 @@ class Client:
         count = max(1, int(report["count"]))
         report["server_cpu_us"] = (cpu_seconds(int(job["pid"])) - used) / count * 1e6
         return report
+
+
+def calls_of(job: Job) -> list[int]:
+    """The number of claims of each worker in a round."""
+    workers, batch, count = int(job["workers"]), int(job["batch"]), int(job["jobs"])
+    calls = count // batch
+    assert calls * batch == count
+    return [calls // workers + (number < calls % workers) for number in range(workers)]
+
+
+@contextlib.contextmanager
+def opened(job: Job, wire: Wire) -> Iterator[tuple[Sequence[Connection], select.epoll]]:
+    """A connection for each worker, and the poll of all."""
+    connections = [
+        Connection(int(job["port"]), number, wire) for number in range(int(job["workers"]))
+    ]
+    poll = select.epoll()
+    try:
+        for connection in connections:
+            connection.sock.setblocking(False)
+            poll.register(connection.sock, select.EPOLLIN)
+        yield connections, poll
+    finally:
+        poll.close()
+        for connection in connections:
+            connection.sock.close()
 
 
 def look(connection: Connection, wire: Wire) -> None:

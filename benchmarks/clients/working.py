@@ -43,6 +43,16 @@ class Workers(Loader):
         answer = self._call("round", side, workers=workers, batch=batch, jobs=jobs)
         return {phase: self.sample(answer[phase]) for phase in PHASES}
 
+    def turns(
+        self, side: QueueSide, *, workers: int, batch: int, jobs: int, joined: bool
+    ) -> Sample:
+        """Enqueue jobs, not measured; then claim and ack them in turns, one batch per call.
+
+        Our queue only. `joined`: an ack is part of the next claim. The latency is per request.
+        """
+        answer = self._call("turns", side, workers=workers, batch=batch, jobs=jobs, joined=joined)
+        return self.sample(answer)
+
     def idle(self, side: QueueSide, seconds: float) -> Sample:
         """Enqueue one job at a time: latency from its enqueue to its delivery."""
         return self.sample(self._call("idle", side, seconds=seconds))
