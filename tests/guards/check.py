@@ -18,7 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.guards.table import GUARDS, Guard
+from tests.guards.guard import Guard
+from tests.guards.table import GUARDS
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "GUARDS.md"

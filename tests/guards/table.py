@@ -2,30 +2,19 @@
 
 `check` takes them out one at a time; `test_table` keeps the texts in step with the source.
 `OLD` occurs once in its file under `src/topics_server`. A new guard of the same kind gets a line
-here; docs/GUARDS.md is written from this table.
+here, in `garbage` or in `starts`; docs/GUARDS.md is written from this table.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
-
-class Guard(NamedTuple):
-    """`old` in `file` becomes `new`; then one of `tests` (below `tests/`) must fail."""
-
-    rule: str
-    file: str
-    old: str
-    new: str
-    tests: str
-
-
-def _all(file: str, tests: str, *rows: tuple[str, str, str]) -> list[Guard]:
-    return [Guard(rule, file, old, new, tests) for rule, old, new in rows]
-
+from tests.guards.garbage import GARBAGE
+from tests.guards.guard import Guard, guards
+from tests.guards.starts import STARTS
 
 GUARDS: Final[list[Guard]] = [
-    *_all(
+    *guards(
         "engine/commit/gates.py",
         "unit/engine/commit/test_gates.py",
         (
@@ -69,7 +58,7 @@ GUARDS: Final[list[Guard]] = [
             "touches_journaled = False",
         ),
     ),
-    *_all(
+    *guards(
         "engine/preconditions.py",
         "unit/engine/test_preconditions.py",
         (
@@ -88,7 +77,7 @@ GUARDS: Final[list[Guard]] = [
             "if False:",
         ),
     ),
-    *_all(
+    *guards(
         "engine/preconditions.py",
         "unit/engine/test_store.py",
         (
@@ -97,7 +86,7 @@ GUARDS: Final[list[Guard]] = [
             "log.tail_count > quotas.max_tail_records",
         ),
     ),
-    *_all(
+    *guards(
         "engine/topic/retention.py",
         "unit/engine/topic/test_retention.py",
         (
@@ -121,7 +110,7 @@ GUARDS: Final[list[Guard]] = [
             "newest = first_seq + decoded.count",
         ),
     ),
-    *_all(
+    *guards(
         "engine/topic/retention.py",
         "unit/engine/topic/test_retention_holds.py",
         (
@@ -135,7 +124,7 @@ GUARDS: Final[list[Guard]] = [
             "pass",
         ),
     ),
-    *_all(
+    *guards(
         "engine/topic/producers.py",
         "unit/engine/topic/test_producers.py",
         (
@@ -174,7 +163,7 @@ GUARDS: Final[list[Guard]] = [
             "pass",
         ),
     ),
-    *_all(
+    *guards(
         "engine/topic/dedupe.py",
         "unit/engine/topic/test_dedupe.py",
         (
@@ -198,7 +187,7 @@ GUARDS: Final[list[Guard]] = [
             "seq = first_seq",
         ),
     ),
-    *_all(
+    *guards(
         "queue/leases/lease_table.py",
         "unit/queue/leases/test_lease_table.py",
         (
@@ -222,7 +211,7 @@ GUARDS: Final[list[Guard]] = [
             "source.topic_id",
         ),
     ),
-    *_all(
+    *guards(
         "auth/authorize.py",
         "unit/auth/test_authorize.py",
         (
@@ -251,7 +240,7 @@ GUARDS: Final[list[Guard]] = [
             "need == PROBE",
         ),
     ),
-    *_all(
+    *guards(
         "auth/tickets.py",
         "unit/auth/test_tickets.py",
         (
@@ -275,7 +264,7 @@ GUARDS: Final[list[Guard]] = [
             "if True:",
         ),
     ),
-    *_all(
+    *guards(
         "auth/live_tickets.py",
         "unit/auth/test_live_tickets.py",
         (
@@ -294,7 +283,7 @@ GUARDS: Final[list[Guard]] = [
             "hashlib.sha256(_SECRET).digest()",
         ),
     ),
-    *_all(
+    *guards(
         "auth/origin.py",
         "unit/auth/test_origin.py",
         (
@@ -313,7 +302,7 @@ GUARDS: Final[list[Guard]] = [
             ")",
         ),
     ),
-    *_all(
+    *guards(
         "auth/hosts.py",
         "unit/auth/test_hosts.py",
         (
@@ -322,7 +311,7 @@ GUARDS: Final[list[Guard]] = [
             "if False:",
         ),
     ),
-    *_all(
+    *guards(
         "settings/key_file.py",
         "unit/settings/test_key_file.py",
         (
@@ -341,7 +330,7 @@ GUARDS: Final[list[Guard]] = [
             "if False:",
         ),
     ),
-    *_all(
+    *guards(
         "wal/journal/anchors.py",
         "storage/journal/test_anchors.py",
         (
@@ -365,7 +354,7 @@ GUARDS: Final[list[Guard]] = [
             "if False:",
         ),
     ),
-    *_all(
+    *guards(
         "wal/journal/file_chain.py",
         "storage/journal/test_replay.py storage/journal/test_anchors.py design7/test_mistakes.py",
         (
@@ -394,7 +383,7 @@ GUARDS: Final[list[Guard]] = [
             "if False:",
         ),
     ),
-    *_all(
+    *guards(
         "values/file_inventory.py",
         "unit/values/test_file_inventory.py",
         (
@@ -433,7 +422,7 @@ GUARDS: Final[list[Guard]] = [
             "if at < len(starts):",
         ),
     ),
-    *_all(
+    *guards(
         "engine/topic/topic.py",
         "design7/test_mistakes.py",
         (
@@ -442,7 +431,7 @@ GUARDS: Final[list[Guard]] = [
             "return",
         ),
     ),
-    *_all(
+    *guards(
         "http/upload_budget.py",
         "unit/http/test_upload_budget.py",
         (
@@ -461,4 +450,6 @@ GUARDS: Final[list[Guard]] = [
             "share.small[upload] = None",
         ),
     ),
+    *GARBAGE,
+    *STARTS,
 ]

@@ -15,6 +15,7 @@ from topics_server.queue.service import QueueService
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import LeasesGranted
 from topics_server.values.model import Durability, TopicConfig, TopicType
+from topics_server.wal.layout import segment_data
 from topics_server.wal.tools.dump import dump, verify
 
 LEASE_MS = 60_000
@@ -194,3 +195,30 @@ def test_a_queue_of_a_name_that_comes_again_has_none_of_the_old_leases(durable: 
         queue.restart(how)
     assert [job.deliveries for job in queue.claim(5)] == [1, 1]
     queue.world.abandon()
+
+
+def test_jobs_whose_damaged_file_was_put_back_are_claimed_behind_the_cursor() -> None:
+    queue = Queue(durable=False, count=8)
+    world = queue.world
+    assert world.node is not None
+    world.run(world.node.sealer.seal_topics(["jobs"]))
+    queue.append(1)
+    world.stop()
+    path = f"data/segments/1/{segment_data(1)}"
+    whole = world.disk.content(path)
+    world.disk.put(path, whole[:-100] + bytes(100))
+    world.start()
+    queue.claim(9)
+    # The leases of the damaged jobs end too, and the other jobs are done.
+    queue.wait(2 * LEASE_MS)
+    readable = [job.seq for job in queue.claim(9)]
+    assert readable == [1, 2, 3, 4, 5, 9]
+    acked = queue.world.run(queue.service.ack("jobs", "w", readable, None))
+    assert acked.acked == 6
+    assert queue.claim(9) == []
+    world.stop()
+    world.disk.put(path, whole)
+    world.start()
+    assert queue.counts() == QueueCounts(3, 0, 0, 0)
+    assert [job.seq for job in queue.claim(9)] == [6, 7, 8]
+    world.abandon()

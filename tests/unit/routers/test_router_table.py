@@ -7,11 +7,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.engine.topic.applied import Applied
+from topics_server.engine.topic.applied import Applied, RouterCursor
+from topics_server.engine.topic.registry import Registry
 from topics_server.routers.router_table import RouterTable
-from topics_server.values.entries import Entry, RouterDeleted, RouterPut, TopicDropped
+from topics_server.values.entries import Entry, RouterDeleted, RouterPut, TopicDropped, TopicPut
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.model import RouterDefinition
+from topics_server.values.model import RouterDefinition, TopicConfig
 
 _TOPICS = ["a", "b", "c", "d", "e"]
 _IDS = {name: number for number, name in enumerate(_TOPICS, 1)}
@@ -135,3 +136,21 @@ def test_a_dropped_topic_takes_its_routers_along(steps: list[object], gone: str)
     assert sorted(r.name for r in table) == sorted(expected)
     assert sorted(told) == names
     assert len(table) == before - len(names)
+
+
+def test_after_replay_no_topic_keeps_the_cursor_of_a_deleted_router() -> None:
+    """The router was deleted by an entry, or because its destination does not exist any more."""
+    registry, table = Registry(), RouterTable()
+    for topic_id, name in enumerate(["a", "b", "c", "d", "e"], 1):
+        registry.apply(topic_id, TopicPut(topic_id, name, 1, TopicConfig(), 1))
+    topics = list(registry)
+    for number, (source, dest) in enumerate([(1, 2), (1, 3), (1, 9), (4, 5)], 1):
+        definition = RouterDefinition(f"t{source}", f"t{dest}")
+        put = RouterPut(number, f"r{number}", 0, definition, source, dest, start_seq=0)
+        table.apply(10 + number, put)
+    table.apply(20, RouterDeleted(2, "r2", 0))
+    for topic in topics[:2]:
+        topic.cursors = {number: RouterCursor(number) for number in (1, 2, 3)}
+    topics[4].cursors = {4: RouterCursor(4)}
+    table.finish_recovery(registry)
+    assert [sorted(topic.cursors) for topic in topics] == [[1], [1], [], [], [4]]
