@@ -2,7 +2,7 @@
 
 `./run guards [WORD ...]`: all guards, or those whose rule or file contains one of the words. It
 prints a line for each guard, and exits with 1 if the tests of a guard pass without it. `--write`
-writes the table of docs/GUARDS.md from a run of all. That takes about a quarter of an hour:
+writes the table of docs/GUARDS.md from a run of all. That takes about twenty minutes:
 `.ci/run` does not do it. Tests fail for other reasons too, so those of each guard first have to
 pass on the unchanged copy.
 """
