@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.bench import Bench
-from benchmarks.cases.against_floor import append_1, append_100, diff_1000, tail_read
+from benchmarks.cases.against_floor import append_1, append_100, diff_1000, diff_sealed, tail_read
 from benchmarks.cases.compared.builds import builds
 from benchmarks.cases.compared.layers import layers
 from benchmarks.cases.compared.postgres import postgres
@@ -39,6 +39,7 @@ STORE_CASES: dict[str, Case] = {
     "append-1": append_1,
     "append-100": append_100,
     "diff-1000": diff_1000,
+    "diff-sealed": diff_sealed,
     "tail-read": tail_read,
     "fsync-lone": fsync_lone,
     "fsync-16": fsync_16,
