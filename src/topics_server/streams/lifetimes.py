@@ -56,8 +56,10 @@ class Lifetimes:
 
     async def run(self) -> None:
         """Drop each stream when it expires; runs until it is cancelled."""
-        for topic in self._registry:
+        for number, topic in enumerate(self._registry):
             self.adopt(topic)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
         while True:
             await asyncio.sleep(_SWEEP_S)
             await self._sweep()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.design7.bench import Bench
+from topics_server.engine.topic.topic import Topic
+from topics_server.streams.lifetimes import Lifetimes
 from topics_server.streams.values import BEGINNING, AppendAsked, CreateAsked, ForkAsked
 from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, TopicsError
@@ -198,3 +201,24 @@ def test_many_that_end_at_once_are_all_dropped(bench: Bench) -> None:
         create(bench, CreateAsked("text/plain", ttl_s=5 + number % 2), f"s{number}")
     bench.wait(8)
     assert bench.store.topic_count == 0
+
+
+@pytest.mark.anyio
+async def test_the_start_examines_many_topics_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = [Topic(number, str(number), 1, TopicConfig(), 0) for number in range(1, 1001)]
+    # Only the registry is used before the first sweep.
+    unused: Any = None
+    registry: Any = topics
+    lifetimes = Lifetimes(unused, registry, unused, {})
+    adopted: list[int] = []
+    monkeypatch.setattr(lifetimes, "adopt", lambda topic: adopted.append(topic.topic_id))
+    running = asyncio.create_task(lifetimes.run())
+    turns = set()
+    while len(adopted) < len(topics):
+        await asyncio.sleep(0)
+        turns.add(len(adopted))
+    running.cancel()
+    assert adopted == list(range(1, 1001))
+    assert len(turns) >= 4

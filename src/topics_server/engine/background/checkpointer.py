@@ -132,7 +132,7 @@ class Checkpointer:
                 self._pages.begin_capture()
             start_lsn = self._commits.start_lsn()
             self._has_moved = False
-            parts = await self._capture()
+            parts, size = await self._capture()
             last_lsn = self._commits.next_lsn - 1
             assert start_lsn <= last_lsn + 1
             next_topic_id = self._registry.next_topic_id
@@ -146,7 +146,7 @@ class Checkpointer:
                 shards=[self._shard_sync(each, start_lsn) for each in synced],
             )
             if self.make_room is not None:
-                await self.make_room(sum(len(part) for _, part in parts))
+                await self.make_room(size)
             trim_start = await self._offload.run(partial(self._snapshots.write, image))
             self._published = image.replay_start
             del image
@@ -189,16 +189,21 @@ class Checkpointer:
             start_lsn = min(start_lsn, self._published.of(synced.wal_set, synced.shard))
         return ShardSync(synced.wal_set, synced.shard, synced.synced_lsn, start_lsn)
 
-    async def _capture(self) -> list[tuple[int, bytes]]:
-        """Encode every part, never holding the loop longer than a slice."""
+    async def _capture(self) -> tuple[list[tuple[int, bytes]], int]:
+        """Encode every part, never holding the loop longer than a slice.
+
+        Returns the parts and their size in bytes. The size is counted here, because to go through
+        100,000 parts once more would block the loop.
+        """
         parts: list[tuple[int, bytes]] = [(EPOCHS_PART, b"")]
+        size = 0
         slice_began_ms = self._clock.monotonic_ms()
         for part_id, part in self._captured():
-            if isinstance(part, bytes):
-                parts.append((part_id, part))
-            else:
-                parts.append((part_id, await self._offload.run(part.encode)))
+            if not isinstance(part, bytes):
+                part = await self._offload.run(part.encode)
                 slice_began_ms = self._clock.monotonic_ms()
+            parts.append((part_id, part))
+            size += len(part)
             spent_ms = self._clock.monotonic_ms() - slice_began_ms
             if spent_ms >= CAPTURE_SLICE_MS:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
@@ -206,8 +211,9 @@ class Checkpointer:
                 slice_began_ms = self._clock.monotonic_ms()
         # Capture the epochs last: a topic that was dropped before its own capture is only in this
         # part.
-        parts[0] = (EPOCHS_PART, capture_epochs(self._registry))
-        return parts
+        epochs = capture_epochs(self._registry)
+        parts[0] = (EPOCHS_PART, epochs)
+        return parts, size + len(epochs)
 
     def _captured(self) -> Iterator[tuple[int, bytes | Captured]]:
         """Yield the parts one after the other, each with the state at the time of the request.

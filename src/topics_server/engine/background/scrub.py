@@ -118,7 +118,7 @@ class Scrubber:
     async def _sealed_bytes(self) -> int:
         """The bytes of the sealed files of all topics, summed in slices."""
         total = 0
-        for number, topic_id in enumerate([topic.topic_id for topic in self._registry]):
+        for number, topic_id in enumerate(self._registry.ids()):
             total += self._reads.disk_bytes(topic_id)
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
@@ -130,7 +130,7 @@ class Scrubber:
 
     async def _pass(self, begin_at: int) -> None:
         """Visit every topic once; topics that are created meanwhile wait for the next pass."""
-        topic_ids = [topic.topic_id for topic in self._registry]
+        topic_ids = self._registry.ids()
         first = begin_at % len(topic_ids) if topic_ids else 0
         read_before = self._bytes
         for number, topic_id in enumerate(topic_ids[first:] + topic_ids[:first]):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import TypeVar
 
 import msgspec
 import pytest
 
 from tests.unit.engine.rig import RULES, NowOffload, Rig
+from topics_server.engine.background import checkpointer as checkpointer_module
 from topics_server.engine.background.capture import Captured, restore
 from topics_server.engine.background.checkpointer import SEAL_BEFORE_CAPTURE_BYTES, Checkpointer
 from topics_server.engine.subscribe import sessions as sessions_module
@@ -216,6 +219,56 @@ async def test_a_topic_dropped_between_two_slices_is_left_out(
     rig.registry.apply(99, decide_drop(topic, 1))
     await taking
     assert set(parts_of(rig.snapshots.images[0])) == {EPOCHS_PART, 1}
+
+
+async def test_room_is_made_for_all_parts_also_for_those_encoded_off_the_loop() -> None:
+    rig = Rig()
+    for name in ("a", "b"):
+        await rig.append(name, 1)
+    await rig.append("long", *["x" * 1000] * 100)
+    sizes: list[int] = []
+
+    async def make_room(size: int) -> None:
+        sizes.append(size)
+
+    rig.checkpointer.make_room = make_room
+    await rig.checkpointer.take(final=True)
+    (image,) = rig.snapshots.images
+    assert max(len(part) for _, part in image.parts) > 100_000
+    assert sizes == [sum(len(part) for _, part in image.parts)]
+
+
+async def test_no_turn_of_a_checkpoint_goes_through_all_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("topics_server.engine.background.checkpointer.CAPTURE_SLICE_MS", 0)
+    topics = 500
+    rig = Rig()
+    for number in range(topics):
+        await rig.append(str(number), 1)
+    rig.checkpointer.make_room = lambda size: asyncio.sleep(0)
+    loop, calls, longest = asyncio.get_running_loop(), 0, 0
+    is_over = False
+
+    def count(frame: FrameType, event: str, value: object) -> None:
+        nonlocal calls
+        calls += frame.f_code.co_filename == checkpointer_module.__file__
+
+    def turn() -> None:
+        nonlocal calls, longest
+        longest, calls = max(longest, calls), 0
+        if not is_over:
+            loop.call_soon(turn)
+
+    turn()
+    sys.setprofile(count)
+    try:
+        await rig.checkpointer.take()
+    finally:
+        sys.setprofile(None)
+    is_over = True
+    assert len(rig.snapshots.images[0].parts) == topics + 1
+    assert 0 < longest < topics
 
 
 async def test_two_checkpoints_are_taken_one_after_the_other() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -241,7 +242,16 @@ def test_topics_and_ids_may_change_while_they_are_walked() -> None:
         world.create(name)
     for topic in world.registry:
         world.drop(topic)
-    assert (len(world.registry), world.registry.ids()) == (0, [])
+    assert (len(world.registry), list(world.registry.ids())) == (0, [])
+
+
+def test_the_collector_examines_no_copied_id() -> None:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.create(name)
+    ids = world.registry.ids()
+    assert list(ids) == [1, 2, 3]
+    assert not any(isinstance(found, int) for found in gc.get_referents(ids))
 
 
 def test_only_so_many_dropped_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
