@@ -28,6 +28,8 @@ class WaitingTurn:
     garbage collector does not examine old objects.
     """
 
+    __slots__ = ("_answer", "_begin", "_callback", "_request", "_throttle", "_waiting")
+
     def __init__(
         self,
         state: ServerState,
@@ -37,12 +39,12 @@ class WaitingTurn:
         *,
         must_run: bool = False,
     ) -> None:
-        self._state = state
+        throttle = self._throttle = state.throttle
         self._request: Request | None = request
         self._begin = begin
         self._callback: Callable[[], object] | None = None
         self._answer: Callable[[], Any] | None = None
-        self._waiting = state.throttle.enqueue(topic, len(request.body), must_run=must_run)
+        self._waiting = throttle.enqueue(topic, len(request.body), must_run=must_run)
         self._waiting.over = self._over
 
     def when_resolved(self, callback: Callable[[], object]) -> None:
@@ -50,13 +52,13 @@ class WaitingTurn:
         self._callback = callback
 
     def _over(self) -> None:
-        waiting, state = self._waiting, self._state
+        waiting = self._waiting
         request, self._request = self._request, None
         callback, self._callback = self._callback, None
         assert request is not None
         assert callback is not None
         if waiting.is_refused:
-            self._answer = partial(_refuse, state.throttle.refusal(waiting))
+            self._answer = partial(_refuse, self._throttle.refusal(waiting))
             callback()
             return
         request.throttle_wait_ms = waiting.waited_ms

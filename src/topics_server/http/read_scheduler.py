@@ -39,6 +39,10 @@ _LATE_MS: Final = 6.0
 _LATE_SLICES: Final = 4
 # How far a priority step moves input ahead of input that arrived earlier, ms.
 _AHEAD_MS: Final = 1.0
+# How long the advance of a request line is remembered, ms, and for how many lines of which length.
+_KEPT_MS: Final = 20.0
+_KEPT_LINES_MAX: Final = 1024
+_KEPT_BYTES_MAX: Final = 256
 # How many more urgent connections are read at once in a turn whose time is over.
 _PASSING_MAX: Final = 2
 # A request is slow if, this long after its start, it still receives at most this many bytes at a
@@ -113,6 +117,9 @@ class ReadScheduler:
         self._held: dict[DeferredReader, list[bytes]] = {}
         # A heap, ordered by arrival minus the advance of urgent topics, then by arrival.
         self._waiting: list[tuple[float, int, float, DeferredReader]] = []
+        # The advance of request lines that came lately, and until when it holds.
+        self._ahead: dict[bytes, float] = {}
+        self._ahead_until_ms = 0.0
         # How long the last deferred input waited before it was read.
         self._waited_ms = 0.0
         self._late_slices = 0
@@ -166,7 +173,12 @@ class ReadScheduler:
         """Hold input that would make the turn long. Returns False for input to read now."""
         if self.held_bytes > _HELD_MAX:
             return False
-        ahead_ms = self._ahead_ms(reader, data)
+        if now_ms > self._ahead_until_ms or len(self._ahead) > _KEPT_LINES_MAX:
+            self._ahead.clear()
+            self._ahead_until_ms = now_ms + _KEPT_MS
+        line = data[: data.find(b" HTTP/", 0, _KEPT_BYTES_MAX) + 1]
+        known_ms = self._ahead.get(line)
+        ahead_ms = self._ahead_ms(reader, data, line) if known_ms is None else known_ms
         due_ms = now_ms - ahead_ms
         is_first = due_ms < self._waiting[0][0] if self._waiting else ahead_ms > 0
         if is_first and self._passed < _PASSING_MAX:
@@ -196,14 +208,20 @@ class ReadScheduler:
         if self._reading is None:
             self._reading = reader.loop.call_soon(self._read_on)
 
-    def _ahead_ms(self, reader: DeferredReader, data: bytes) -> float:
+    def _ahead_ms(self, reader: DeferredReader, data: bytes, line: bytes) -> float:
         """The advance of the input by its topic's priority, ms; 0 if the first bytes name no
         topic.
+
+        It is remembered by `line`, the request line, if the input begins with one.
         """
-        found = _REQUEST.match(data) or _TOPIC.match(reader.url)
+        own = _REQUEST.match(data)
+        found = own or _TOPIC.match(reader.url)
         if found is None or self._throttle is None:
             return 0.0
-        return _AHEAD_MS * self._throttle.priority_of(found[1].decode("ascii"))
+        ahead_ms = _AHEAD_MS * self._throttle.priority_of(found[1].decode("ascii"))
+        if own is not None and line:
+            self._ahead[line] = ahead_ms
+        return ahead_ms
 
     def _hold(self, reader: DeferredReader, data: bytes) -> None:
         self._held.setdefault(reader, []).append(data)

@@ -106,6 +106,8 @@ class Throttle:
         # The requests since the last tick by priority, and the priority of most requests before it.
         self._asked: dict[int, int] = {}
         self._usual_priority = -PRIORITY_MAX
+        # The priorities of the topics that were asked for since the last tick.
+        self._known: dict[str, int] = {}
         self._urgent_ticks = _URGENT_TICKS
         self._refused_count = 0
         self._is_closed = False
@@ -162,6 +164,7 @@ class Throttle:
 
     def _judge_priorities(self) -> None:
         """Once a tick: find the priority of most requests, and whether any was more urgent."""
+        self._known.clear()
         self._urgent_ticks = max(0, self._urgent_ticks - 1)
         asked = self._asked
         if asked:
@@ -235,7 +238,7 @@ class Throttle:
             return False
         top = self.wait_queue.top_priority if self.wait_queue.waiting else None
         if top is not None:
-            priority = self.priority_of(name)
+            priority = self._priority(name)
             if priority <= top:
                 return False
             self._note_priority(priority)
@@ -245,8 +248,7 @@ class Throttle:
         return True
 
     def _serve_soon(self) -> None:
-        if self._serving is None:
-            self._serving = asyncio.get_running_loop().call_soon(self._serve)
+        self._serving = asyncio.get_running_loop().call_soon(self._serve)
 
     def enqueue(self, name: str, size: int, *, must_run: bool = False) -> WaitingRequest:
         """Add a request of `size` bytes to the wait queue; set its `over` at once.
@@ -254,12 +256,21 @@ class Throttle:
         `must_run`: the request is never refused. Otherwise it may be refused at `over`, see
         `refusal`.
         """
-        request = WaitingRequest(self.priority_of(name), size, must_run=must_run, topic=name)
+        priority = self._priority(name)
+        request = WaitingRequest(priority, size, must_run=must_run, topic=name)
         self.queued_total += 1
-        self._note_priority(request.priority)
+        self._note_priority(priority)
         self.wait_queue.add(request, monotonic_ms())
-        self._serve_soon()
+        if self._serving is None:
+            self._serve_soon()
         return request
+
+    def _priority(self, name: str) -> int:
+        """The priority of a topic; the same one until the next tick."""
+        priority = self._known.get(name)
+        if priority is None:
+            priority = self._known[name] = self.priority_of(name)
+        return priority
 
     async def turn(self, name: str, size: int, *, must_run: bool = False) -> float:
         """Wait for a turn; returns the wait in ms. Raises `throttled`."""

@@ -13,13 +13,18 @@ deadline, so that a client that retries at once is not answered at once. Among t
 more than 1/`_LARGE_PART` of the budget, the newest requests of the least urgent one are shed first;
 if there is no such topic, the least urgent requests of all are shed. Called by
 `engine/pressure/throttle`.
+
+With hundreds of clients every append waits here, so adding and serving a request take few steps.
+Requests of one priority mostly arrive in the order in which they are due: they stand in a deque,
+and only the others in a heap (`_Level`). The heap for shedding exists only while requests are shed.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from topics_server.engine.pressure.fair_share import FairShare
@@ -29,7 +34,8 @@ FAIR_EVERY: Final = 10
 # Requests of a topic that holds more than 1/`_LARGE_PART` of the bytes or requests are shed before
 # others.
 _LARGE_PART: Final = 16
-# Served requests stay in the heaps until they reach the top; beyond this number they are removed.
+# Finished requests stay in the queues until they reach an end. After this many, the queues in which
+# most requests are finished are swept.
 _GONE_MAX: Final = 1024
 # Smaller requests of the same priority go before a large one if they arrive within this time after
 # it: ms for each byte, and the maximum. At worst, decoding and writing a MiB takes that long.
@@ -41,15 +47,18 @@ class WaitingRequest:
     """One waiting request. `over` is called when its wait ends; `is_refused` is set before.
 
     `size` is in bytes; times are of a monotonic clock, in ms; `cost_ms` is the estimated cost of
-    the work that `over` starts.
+    the work that `over` starts. `is_over`: it can no longer be served; `is_gone`: its wait has
+    ended.
     """
 
     __slots__ = (
         "came_ms",
         "cost_ms",
+        "due_ms",
         "must_run",
         "is_shed",
         "is_gone",
+        "is_over",
         "is_refused",
         "number",
         "over",
@@ -65,16 +74,59 @@ class WaitingRequest:
         self.must_run = must_run
         self.topic = topic
         self.number = 0
-        self.came_ms = self.waited_ms = self.cost_ms = 0.0
-        self.is_refused = self.is_shed = self.is_gone = False
+        self.came_ms = self.due_ms = self.waited_ms = self.cost_ms = 0.0
+        self.is_refused = self.is_shed = self.is_gone = self.is_over = False
         self.over: Callable[[], object] | None = None
+
+
+class _Level:
+    """The requests of one priority; `count` of them may still be served.
+
+    `in_order` holds those that arrived in the order of `due_ms`, `early` those that are due before
+    one that arrived earlier. Both may contain finished requests in the middle.
+    """
+
+    __slots__ = ("count", "early", "in_order")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.in_order: deque[WaitingRequest] = deque()
+        self.early: list[tuple[float, int, WaitingRequest]] = []
+
+    def add(self, request: WaitingRequest) -> None:
+        """Add a request that is newer than all others."""
+        self.count += 1
+        in_order = self.in_order
+        if in_order and request.due_ms < in_order[-1].due_ms:
+            heapq.heappush(self.early, (request.due_ms, request.number, request))
+        else:
+            in_order.append(request)
+
+    def first(self) -> WaitingRequest:
+        """The request that is due first; of equals the oldest. There is one."""
+        in_order, early = self.in_order, self.early
+        while in_order and in_order[0].is_over:
+            in_order.popleft()
+        if early:
+            while early and early[0][2].is_over:
+                heapq.heappop(early)
+            if early and (not in_order or early[0][:2] < (in_order[0].due_ms, in_order[0].number)):
+                return early[0][2]
+        return in_order[0]
+
+    def sweep(self) -> None:
+        """Remove all finished requests if they are more than half."""
+        if len(self.in_order) + len(self.early) > 2 * self.count:
+            self.in_order = _unfinished(self.in_order)
+            self.early = [row for row in self.early if not row[2].is_over]
+            heapq.heapify(self.early)
 
 
 class _TopicQueue:
     """The requests of one topic that may still be served; `bytes` and `count` are their sums.
 
-    `refusable` holds the requests that need not run. Both may contain finished requests in the
-    middle.
+    `refusable` holds the requests that need not run, if any must run; if none must, it is None, and
+    all need not. Both may contain finished requests in the middle.
     """
 
     __slots__ = ("bytes", "count", "requests", "refusable")
@@ -82,20 +134,39 @@ class _TopicQueue:
     def __init__(self) -> None:
         self.bytes = self.count = 0
         self.requests: deque[WaitingRequest] = deque()
-        self.refusable: deque[WaitingRequest] = deque()
+        self.refusable: deque[WaitingRequest] | None = None
 
-    def trim(self) -> None:
-        """Remove finished requests at either end."""
-        for requests in (self.requests, self.refusable):
-            while requests and _is_over(requests[0]):
-                requests.popleft()
-            while requests and _is_over(requests[-1]):
-                requests.pop()
+    def add(self, request: WaitingRequest) -> None:
+        """Add a request that is newer than all others."""
+        self.bytes += request.size
+        self.count += 1
+        if request.must_run and self.refusable is None:
+            self.refusable = self.requests.copy()
+        self.requests.append(request)
+        if self.refusable is not None and not request.must_run:
+            self.refusable.append(request)
+
+    def oldest(self) -> WaitingRequest:
+        """The oldest request; there is one."""
+        requests = self.requests
+        while requests[0].is_over:
+            requests.popleft()
+        return requests[0]
+
+    def newest_refusable(self) -> WaitingRequest | None:
+        """The newest request that need not run, if any."""
+        refusable = self.requests if self.refusable is None else self.refusable
+        while refusable and refusable[-1].is_over:
+            refusable.pop()
+        return refusable[-1] if refusable else None
 
     def sweep(self) -> None:
-        """Remove all finished requests."""
-        self.requests = deque(request for request in self.requests if not _is_over(request))
-        self.refusable = deque(request for request in self.refusable if not _is_over(request))
+        """Remove all finished requests if they are more than half."""
+        refusable = self.refusable
+        if len(self.requests) > 2 * self.count:
+            self.requests = _unfinished(self.requests)
+        if refusable is not None and len(refusable) > 2 * self.count:
+            self.refusable = _unfinished(refusable)
 
 
 class WaitQueue:
@@ -111,14 +182,19 @@ class WaitQueue:
         self.fair_total = 0
         self._number = 0
         self._served = 0
-        self._urgent: list[tuple[int, float, int, WaitingRequest]] = []
-        self._least: list[tuple[int, int, WaitingRequest]] = []
-        # The requests that need not run.
+        # The levels with requests that may be served, and their priorities in ascending order.
+        self._levels: dict[int, _Level] = {}
+        self._priorities: list[int] = []
+        # The requests that need not run: by age, and, while requests are shed, a heap of them with
+        # the next one to be shed on top.
         self._by_age: deque[WaitingRequest] = deque()
+        self._least: list[tuple[int, int, WaitingRequest]] | None = None
         self._topic_queues: dict[str, _TopicQueue] = {}
         # Topics that hold a large part of the budget: few, because each holds at least
         # 1/`_LARGE_PART`.
         self._large: dict[str, _TopicQueue] = {}
+        self._large_bytes = max_bytes / _LARGE_PART
+        self._large_count = max_waiting / _LARGE_PART
         self._fair = FairShare()
         self._shed = 0
         self._gone = 0
@@ -132,8 +208,7 @@ class WaitQueue:
         self._number += 1
         request.number = self._number
         request.came_ms = now_ms
-        due_ms = now_ms + min(_LATER_MAX_MS, request.size * _LATER_BYTE_MS)
-        heapq.heappush(self._urgent, (-request.priority, due_ms, request.number, request))
+        request.due_ms = now_ms + min(_LATER_MAX_MS, request.size * _LATER_BYTE_MS)
         self._enter(request, now_ms)
         shed: list[WaitingRequest] = []
         while self.held_bytes > self.max_bytes or self.waiting > self.max_waiting:
@@ -188,95 +263,104 @@ class WaitQueue:
     @property
     def top_priority(self) -> int | None:
         """The highest priority of a request that may be served; None if there is none."""
-        request = self._most_urgent()
-        return None if request is None else request.priority
+        return self._priorities[-1] if self._priorities else None
 
     def _most_urgent(self) -> WaitingRequest | None:
-        urgent = self._urgent
-        while urgent and _is_over(urgent[0][3]):
-            heapq.heappop(urgent)
-        return urgent[0][3] if urgent else None
+        priorities = self._priorities
+        return self._levels[priorities[-1]].first() if priorities else None
 
     def _longest_unserved(self) -> WaitingRequest:
         """The oldest request of the topic that was served longest ago; at least one topic waits."""
         topic = self._fair.first()
         assert topic is not None
-        queue = self._topic_queues[topic]
-        queue.trim()
-        return queue.requests[0]
+        return self._topic_queues[topic].oldest()
 
     def _least_of_large(self) -> WaitingRequest | None:
         """The newest request of the least urgent topic that holds a large part of the budget."""
-        newest: list[WaitingRequest] = []
-        for queue in self._large.values():
-            queue.trim()
-            if queue.refusable:
-                newest.append(queue.refusable[-1])
-        return min(newest, key=lambda request: (request.priority, -request.number), default=None)
+        newest = [queue.newest_refusable() for queue in self._large.values()]
+        refusable = [request for request in newest if request is not None]
+        return min(refusable, key=lambda request: (request.priority, -request.number), default=None)
 
     def _least_of_all(self) -> WaitingRequest | None:
         least = self._least
-        while least and _is_over(least[0][2]):
+        if least is None:
+            least = self._least = [
+                (request.priority, -request.number, request)
+                for request in self._by_age
+                if not request.is_over
+            ]
+            heapq.heapify(least)
+        while least and least[0][2].is_over:
             heapq.heappop(least)
         return least[0][2] if least else None
 
     def _enter(self, request: WaitingRequest, now_ms: float) -> None:
-        self._fair.join(request.topic, now_ms)
-        queue = self._topic_queues.get(request.topic)
+        topic = request.topic
+        self._fair.join(topic, now_ms)
+        queue = self._topic_queues.get(topic)
         if queue is None:
-            queue = self._topic_queues[request.topic] = _TopicQueue()
-        queue.requests.append(request)
+            queue = self._topic_queues[topic] = _TopicQueue()
+        queue.add(request)
         self.held_bytes += request.size
         self.waiting += 1
-        queue.bytes += request.size
-        queue.count += 1
         if self._is_large(queue):
-            self._large[request.topic] = queue
+            self._large[topic] = queue
+        level = self._levels.get(request.priority)
+        if level is None:
+            level = self._levels[request.priority] = _Level()
+            at = bisect_left(self._priorities, request.priority)
+            self._priorities.insert(at, request.priority)
+        level.add(request)
         if not request.must_run:
-            queue.refusable.append(request)
             self._by_age.append(request)
-            heapq.heappush(self._least, (request.priority, -request.number, request))
+            if self._least is not None:
+                heapq.heappush(self._least, (request.priority, -request.number, request))
 
     def _is_large(self, queue: _TopicQueue) -> bool:
-        return (
-            _LARGE_PART * queue.bytes > self.max_bytes
-            or _LARGE_PART * queue.count > self.max_waiting
-        )
+        return queue.bytes > self._large_bytes or queue.count > self._large_count
 
     def _let_go(self, request: WaitingRequest) -> None:
         """Free the bytes of a request that can no longer be served."""
+        request.is_over = True
         self.held_bytes -= request.size
         self.waiting -= 1
         assert self.held_bytes >= 0 <= self.waiting
-        queue = self._topic_queues[request.topic]
+        topic = request.topic
+        queue = self._topic_queues[topic]
         queue.bytes -= request.size
         queue.count -= 1
         if not queue.count:
-            del self._topic_queues[request.topic]
-        if request.topic in self._large and not (queue.count and self._is_large(queue)):
-            del self._large[request.topic]
+            del self._topic_queues[topic]
+        elif queue.requests[0].is_over:
+            queue.requests.popleft()
+        if topic in self._large and not (queue.count and self._is_large(queue)):
+            del self._large[topic]
+        level = self._levels[request.priority]
+        level.count -= 1
+        if not level.count:
+            del self._levels[request.priority]
+            del self._priorities[bisect_left(self._priorities, request.priority)]
         request.size = 0
 
     def _leave(self, request: WaitingRequest, now_ms: float) -> None:
         request.is_gone = True
         request.waited_ms = now_ms - request.came_ms
-        if (queue := self._topic_queues.get(request.topic)) is not None:
-            queue.trim()
         self._gone += 1
         if self._gone > _GONE_MAX:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove requests that are finished."""
-        self._by_age = deque(request for request in self._by_age if not request.is_gone)
+        """Remove requests that are finished from the queues that consist of them."""
         self._gone = 0
-        self._urgent = [row for row in self._urgent if not _is_over(row[3])]
-        self._least = [row for row in self._least if not _is_over(row[2])]
-        heapq.heapify(self._urgent)
-        heapq.heapify(self._least)
+        if len(self._by_age) > 2 * len(self):
+            self._by_age = deque(request for request in self._by_age if not request.is_gone)
+        # The heap is made anew when the next request is shed.
+        self._least = None
+        for level in self._levels.values():
+            level.sweep()
         for queue in self._topic_queues.values():
             queue.sweep()
 
 
-def _is_over(request: WaitingRequest) -> bool:
-    return request.is_gone or request.is_shed
+def _unfinished(requests: Iterable[WaitingRequest]) -> deque[WaitingRequest]:
+    return deque(request for request in requests if not request.is_over)

@@ -123,7 +123,10 @@ def test_nothing_of_a_finished_request_is_kept() -> None:
         pass
     keeper = put(lot, 1000, must_run=True, at_ms=250.0)
     assert len(lot) == 1
-    assert len(lot._by_age) + len(lot._urgent) + len(lot._least) < 3 * 1100
+    assert lot._priorities == [keeper.priority]
+    level = lot._levels[keeper.priority]
+    assert len(lot._by_age) + len(level.in_order) + len(level.early) < 3 * 1100
+    assert lot._least is None or len(lot._least) < 1100
     assert list(lot._topic_queues) == [keeper.topic]
     assert not lot._large
     assert len(lot._fair) == 1
