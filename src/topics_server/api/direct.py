@@ -164,6 +164,7 @@ class HotCall:
         "_takes_gzip",
         "counter",
         "is_lasting",
+        "kept_bytes",
         "length",
     )
 
@@ -199,6 +200,7 @@ class HotCall:
         self._kind = (0, b"")
         self._defaults: list[tuple[bytes, bytes]] = []
         self.length = int(fields.get(b"content-length", b"0"))
+        self.kept_bytes = 0
         passing = _PASSING.intersection(fields)
         self.counter = b""
         if passing == OF_PRODUCERS:

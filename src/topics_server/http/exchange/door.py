@@ -46,11 +46,13 @@ class DirectCall(Protocol):
 
     `is_lasting`: the call is valid for every request with the same head. `counter`: the name of the
     field in which the heads of these requests may differ, because it counts them; empty for none.
+    `kept_bytes`: the estimated memory of a kept call; set by `known_heads`.
     """
 
     length: int
     is_lasting: bool
     counter: bytes
+    kept_bytes: int
 
     def serve(self, connection: AnsweringConnection, body: bytes, number: bytes = b"") -> bool:
         """Answer through `connection.answer`, now or later.

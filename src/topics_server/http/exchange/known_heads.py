@@ -12,18 +12,25 @@ without the digits of that field, so that it is known with every number.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Final
 
 from topics_server.http.exchange.door import AnsweringConnection, DirectCall
 from topics_server.runtime.clock import random_id
-from topics_server.values.limits import KIB
+from topics_server.values.limits import KIB, MIB
 
 # Larger heads are parsed each time.
 _HEAD_BYTES_MAX: Final = KIB
-# The most known heads; at the limit all are forgotten.
-_HEADS_MAX: Final = 4096
+# The most known heads, and the most memory for them and their calls; the oldest are forgotten. A
+# client decides how many fields a head has, so the memory of a call is estimated: fixed, for each
+# line of its head, and for each byte of it.
+_HEADS_MAX: Final = 16_384
+_MEMORY_MAX: Final = 32 * MIB
+_CALL_BYTES: Final = 700
+_LINE_BYTES: Final = 100
+_COPIES: Final = 2
 _END: Final = b"\r\n\r\n"
 # A head that contains this word, in upper or lower case, may hold a key.
 _OF_KEYS: Final = b"authorization"
@@ -38,11 +45,14 @@ _BODY_AWAITED_S: Final = 0.01
 class KnownHeads:
     """Direct calls by their heads, or by the digests of heads that may hold a key."""
 
-    __slots__ = ("_by_digest", "_by_head", "_counters", "_secret")
+    __slots__ = ("_by_digest", "_by_head", "_counters", "_forgotten", "_memory", "_secret")
 
     def __init__(self) -> None:
-        self._by_head: dict[bytes, DirectCall] = {}
-        self._by_digest: dict[bytes, DirectCall] = {}
+        self._by_head: OrderedDict[bytes, DirectCall] = OrderedDict()
+        self._by_digest: OrderedDict[bytes, DirectCall] = OrderedDict()
+        # The estimated memory of both, and how many were forgotten for others.
+        self._memory = 0
+        self._forgotten = 0
         # The bytes before the digits of a counter, as clients spell them.
         self._counters: tuple[bytes, ...] = ()
         self._secret = random_id(32).encode("ascii")
@@ -90,17 +100,35 @@ class KnownHeads:
         """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         if end >= len(_END) and len(data) == end + length and length == call.length:
-            if len(self) >= _HEADS_MAX:
-                self.clear()
             head = data[:end]
             if call.counter:
                 head = self._without_number(head, call.counter)
                 if not head:
                     return
             if _OF_KEYS in head.lower():
-                self._by_digest[self._digest(head)] = call
+                self._add(self._by_digest, self._digest(head), head, call)
             else:
-                self._by_head[head] = call
+                self._add(self._by_head, head, head, call)
+
+    def _add(
+        self, heads: OrderedDict[bytes, DirectCall], key: bytes, head: bytes, call: DirectCall
+    ) -> None:
+        """Add a call; forget the oldest ones if there are too many."""
+        lines = head.count(b"\r\n")
+        call.kept_bytes = _CALL_BYTES + _LINE_BYTES * lines + _COPIES * len(head)
+        known = heads.pop(key, None)
+        if known is not None:
+            self._memory -= known.kept_bytes
+        self._memory += call.kept_bytes
+        while len(self) and (len(self) >= _HEADS_MAX or self._memory > _MEMORY_MAX):
+            # Of the larger kind: many heads without a key do not displace the few with one.
+            _, oldest = max(self._by_head, self._by_digest, key=len).popitem(last=False)
+            self._memory -= oldest.kept_bytes
+            self._forgotten += 1
+        heads[key] = call
+        if self._forgotten >= _HEADS_MAX and len(self._counters) >= _COUNTERS_MAX:
+            # Other spellings of counters get a chance.
+            self.clear()
 
     def _without_number(self, head: bytes, name: bytes) -> bytes:
         """The head without the digits of its counter; empty if the head is not to be kept."""
@@ -129,6 +157,7 @@ class KnownHeads:
         self._by_head.clear()
         self._by_digest.clear()
         self._counters = ()
+        self._memory = self._forgotten = 0
 
 
 class EarlyHead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -208,7 +209,7 @@ async def test_no_key_is_kept_in_a_known_head(field: bytes) -> None:
     side.protocol.connection_lost(None)
 
 
-async def test_heads_of_both_kinds_are_bounded_and_forgotten_together(
+async def test_the_oldest_of_the_more_frequent_kind_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_heads, "_HEADS_MAX", 3)
@@ -224,14 +225,58 @@ async def test_heads_of_both_kinds_are_bounded_and_forgotten_together(
     for sent in asked:
         side.protocol.data_received(sent)
         sizes.append((len(heads._by_head), len(heads._by_digest)))
-    assert sizes == [(1, 0), (1, 1), (2, 1), (0, 1)]
+    assert sizes == [(1, 0), (1, 1), (2, 1), (1, 2)]
     del parsed[:]
-    for sent in (asked[3], asked[0]):
+    for sent in (asked[1], asked[2], asked[3], asked[0]):
         side.protocol.data_received(sent)
-    assert parsed == [asked[0]], "the other one is known"
-    assert statuses(side.wire) == [200] * 6
+    assert parsed == [asked[0]], "the other ones are known"
+    assert statuses(side.wire) == [200] * 8
     heads.clear()
-    assert len(heads) == 0
+    assert len(heads) == heads._memory == 0
+    side.protocol.connection_lost(None)
+
+
+async def test_heads_with_many_fields_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client decides how many fields a head has, so the number of heads alone bounds nothing."""
+    monkeypatch.setattr(known_heads, "_MEMORY_MAX", 30_000)
+    side, parsed = await side_of()
+    heads = side.config.loaded_app.topics_door.known_heads
+    many = b"".join(b"%c%c:\r\n" % (97 + i // 26, 97 + i % 26) for i in range(80))
+    for fields, least, most in ((b"", 12, 25), (many, 2, 4)):
+        for turn in range(40):
+            side.protocol.data_received(
+                request(DIFF, b"/v0/topics/t/diff", JSON + fields + b"x-turn: %d\r\n" % turn)
+            )
+        assert least <= len(heads) <= most
+        calls = heads._by_head.values()
+        assert sum(call.kept_bytes for call in calls) == heads._memory <= 30_000
+    assert len(parsed) == 80
+    side.protocol.connection_lost(None)
+
+
+async def test_the_estimate_of_a_known_heads_memory_is_no_less_than_the_memory() -> None:
+    """Measured with few and with many fields: the server may not keep more than its bound."""
+    side, _ = await side_of()
+    heads = side.config.loaded_app.topics_door.known_heads
+    many = b"".join(b"%c%c:\r\n" % (97 + i // 26, 97 + i % 26) for i in range(80))
+    for fields in (b"", many):
+        heads.clear()
+        requests = [
+            request(DIFF, b"/v0/topics/t/diff", JSON + fields + b"x-turn: %03d\r\n" % turn)
+            for turn in range(200)
+        ]
+        side.protocol.data_received(requests[0])
+        side.wire.pieces.clear()
+        tracemalloc.start()
+        before, _peak = tracemalloc.get_traced_memory()
+        for sent in requests[1:]:
+            side.protocol.data_received(sent)
+            side.wire.pieces.clear()
+        after, _peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(heads) == 200
+        estimated = heads._memory * 199 / 200
+        assert 0.6 * estimated < after - before < estimated
     side.protocol.connection_lost(None)
 
 
