@@ -27,6 +27,7 @@ class Curve:
 
     name: str
     unit: str = REQUEST  # of the judged cost
+    is_floor: bool = False  # a server that does nothing else, which explains the others; no bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ ANYWHERE: Final = Curve("diff of 100 anywhere")
 DELIVERED: Final = Curve("delivery", "message")
 V0: Final = Curve("/v0 append")
 V1: Final = Curve("/v1/stream append")
+BARE: Final = Curve("bare server", is_floor=True)
+SOCKETS: Final = Curve("sockets", is_floor=True)
 PAYLOAD_APPEND: Final = Curve("append", "MB")
 PAYLOAD_READ: Final = Curve("read back", "MB")
 CLAIM: Final = Curve("claim and ack", "job")
@@ -82,8 +85,8 @@ TOPICS: Final = Axis(
     (1, 100, 1_000),
     (APPEND,),
     "p50 of an append",
-    "The server answers a request without parsing its head if the head is one of the 4,096 that it "
-    "knows (http/exchange/known_heads). A topic's name is part of the head, so with more topics "
+    "The server answers a request without parsing its head if the head is one of the 16,384 that "
+    "it knows (http/exchange/known_heads). A topic's name is part of the head, so with more topics "
     "than that most heads are parsed. The rest of the rise is probably that of the processor's "
     "caches.",
 )
@@ -111,11 +114,15 @@ CONNECTIONS: Final = Axis(
     "connections",
     (1, 16, 64, 256, 1_000, 2_000),
     (1, 16, 64),
-    (V0, V1),
+    (V0, V1, BARE, SOCKETS),
     "p50 of an append",
     "Every connection sends its next append after the answer to the last one. Many connections "
     "share the loop's turns and the writes to the journal. When the loop is late, appends wait for "
-    "their turn, at most 250 ms (429), which costs a little.",
+    "their turn, at most 250 ms (429). Two servers that do nothing else get the same requests and "
+    "send the same answers. The bare server is uvicorn with an application of a few lines. "
+    "Sockets is a loop that counts bytes and writes the answer, with no HTTP at all. What they "
+    "pay more for many connections is the kernel's, and that of memory that has left the "
+    "processor's caches when a connection has its turn again.",
     has_rate=True,
 )
 PAYLOAD: Final = Axis(
@@ -203,7 +210,7 @@ def figure(
         CASE,
         axis.figure_name(curve),
         rise(costs, curve.unit),
-        Bar("<=", RISE_LIMIT),
+        None if curve.is_floor else Bar("<=", RISE_LIMIT),
         tuple(beside),
         tuple(notes),
     )
@@ -257,9 +264,10 @@ def section(report: Report, axis: Axis) -> list[str]:
             heads.append(f"{curve.name}: CPU a {unit}")
             costs = cpu_values(found, axis, unit)
             columns.append({size: spelled(value, "us") for size, value in costs.items()})
-        heads.append("p50")
-        times = values(found, axis, lambda size: p50_label(axis, size))
-        columns.append({size: spelled(value, "ms") for size, value in times.items()})
+        if not curve.is_floor:
+            heads.append("p50")
+            times = values(found, axis, lambda size: p50_label(axis, size))
+            columns.append({size: spelled(value, "ms") for size, value in times.items()})
         if axis.has_rate:
             heads.append("requests/s")
             rates = values(found, axis, lambda size: rate_label(axis, size), upper_quartile)

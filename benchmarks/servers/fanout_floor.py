@@ -1,5 +1,7 @@
 """The floor of fan-out: a bare asyncio loop that writes given bytes to every watching socket.
 
+Without a watcher it is the floor of sockets: it answers requests of one size with given bytes.
+
 It runs in its own process, on the event loop of our server (uvloop). A connection that begins with
 `GET` watches: it gets a greeting once and then the frame, with exactly the bytes that our server
 sent. Any other connection writes: when the bytes of one append have arrived, the loop writes the
