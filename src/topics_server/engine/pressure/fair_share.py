@@ -58,10 +58,13 @@ class FairShare:
 
     def serve(self, name: str) -> None:
         """Remove a served request of a topic, and give the topic the highest ticket."""
-        topic = self._topics[name]
+        self.renew(name)
+        self._drop_one(self._topics[name])
+
+    def renew(self, name: str) -> None:
+        """Give a topic that still waits the highest ticket, because it was served."""
         self._tickets += 1
-        topic.ticket = self._tickets
-        self._drop_one(topic)
+        self._topics[name].ticket = self._tickets
 
     def refuse(self, name: str, now_ms: float) -> None:
         """Remove a refused request of a topic; the last one leaves the ticket kept."""

@@ -189,6 +189,7 @@ class WaitQueue:
         # the next one to be shed on top.
         self._by_age: deque[WaitingRequest] = deque()
         self._least: list[tuple[int, int, WaitingRequest]] | None = None
+        # The topics with requests that may be served; each is in `_fair` once.
         self._topic_queues: dict[str, _TopicQueue] = {}
         # Topics that hold a large part of the budget: few, because each holds at least
         # 1/`_LARGE_PART`.
@@ -208,7 +209,8 @@ class WaitQueue:
         self._number += 1
         request.number = self._number
         request.came_ms = now_ms
-        request.due_ms = now_ms + min(_LATER_MAX_MS, request.size * _LATER_BYTE_MS)
+        later_ms = request.size * _LATER_BYTE_MS
+        request.due_ms = now_ms + (later_ms if later_ms < _LATER_MAX_MS else _LATER_MAX_MS)
         self._enter(request, now_ms)
         shed: list[WaitingRequest] = []
         while self.held_bytes > self.max_bytes or self.waiting > self.max_waiting:
@@ -218,8 +220,7 @@ class WaitQueue:
             least.is_shed = True
             self._shed += 1
             self._let_go(least)
-            # The topic keeps its ticket, because the request will be refused.
-            self._fair.refuse(least.topic, now_ms)
+            self._refuse(least.topic, now_ms)
             shed.append(least)
         return shed
 
@@ -234,7 +235,10 @@ class WaitQueue:
             self.fair_total += fair is not request and fair.priority < request.priority
             request = fair
         self._let_go(request)
-        self._fair.serve(request.topic)
+        if request.topic in self._topic_queues:
+            self._fair.renew(request.topic)
+        else:
+            self._fair.serve(request.topic)
         self._leave(request, now_ms)
         return request
 
@@ -250,7 +254,7 @@ class WaitQueue:
             self._shed -= 1
         else:
             self._let_go(request)
-            self._fair.refuse(request.topic, now_ms)
+            self._refuse(request.topic, now_ms)
         self._leave(request, now_ms)
         request.is_refused = True
         return request
@@ -296,10 +300,10 @@ class WaitQueue:
 
     def _enter(self, request: WaitingRequest, now_ms: float) -> None:
         topic = request.topic
-        self._fair.join(topic, now_ms)
         queue = self._topic_queues.get(topic)
         if queue is None:
             queue = self._topic_queues[topic] = _TopicQueue()
+            self._fair.join(topic, now_ms)
         queue.add(request)
         self.held_bytes += request.size
         self.waiting += 1
@@ -333,7 +337,7 @@ class WaitQueue:
             del self._topic_queues[topic]
         elif queue.requests[0].is_over:
             queue.requests.popleft()
-        if topic in self._large and not (queue.count and self._is_large(queue)):
+        if self._large and topic in self._large and not (queue.count and self._is_large(queue)):
             del self._large[topic]
         level = self._levels[request.priority]
         level.count -= 1
@@ -341,6 +345,11 @@ class WaitQueue:
             del self._levels[request.priority]
             del self._priorities[bisect_left(self._priorities, request.priority)]
         request.size = 0
+
+    def _refuse(self, topic: str, now_ms: float) -> None:
+        """A topic whose last request was let go keeps its ticket, because it will be refused."""
+        if topic not in self._topic_queues:
+            self._fair.refuse(topic, now_ms)
 
     def _leave(self, request: WaitingRequest, now_ms: float) -> None:
         request.is_gone = True
