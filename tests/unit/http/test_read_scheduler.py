@@ -127,6 +127,42 @@ async def test_who_has_waited_for_long_is_as_urgent_as_anybody(clock: Clock) -> 
     assert log == ["bulk", "urgent"]
 
 
+async def test_a_priority_is_looked_up_once_for_a_moment(clock: Clock) -> None:
+    priorities = {"t": 0}
+    asked: list[str] = []
+
+    def priority_of(name: str) -> int:
+        asked.append(name)
+        return priorities[name]
+
+    log: list[str] = []
+    read_scheduler = ReadScheduler(Throttle(priority_of))
+    readers = [Reader(str(number), log) for number in range(6)]
+    assert readers[0].asks(read_scheduler, "t")
+    clock.now += module._TURN_MS
+    for reader in readers[1:4]:
+        assert not reader.asks(read_scheduler, "t")
+    assert asked == ["t"]
+    priorities["t"] = 900
+    clock.now += module._KEPT_MS + 0.1
+    # The turn is over, and the higher priority is seen: the request is read at once.
+    assert readers[4].asks(read_scheduler, "t")
+    assert asked == ["t", "t"]
+
+
+async def test_few_request_lines_are_remembered(clock: Clock) -> None:
+    read_scheduler = ReadScheduler(throttled())
+    reader = Reader("first", [])
+    assert reader.asks(read_scheduler)
+    clock.now += module._TURN_MS
+    for number in range(3 * module._KEPT_LINES_MAX):
+        Reader("other", []).asks(read_scheduler, f"t{number}")
+    long = "t" * module._KEPT_BYTES_MAX
+    Reader("other", []).asks(read_scheduler, long)
+    assert 0 < len(read_scheduler._ahead) <= module._KEPT_LINES_MAX + 1
+    assert max(map(len, read_scheduler._ahead)) < module._KEPT_BYTES_MAX
+
+
 async def test_whose_topic_cannot_be_seen_is_known_by_what_was_asked_for_last(
     clock: Clock,
 ) -> None:

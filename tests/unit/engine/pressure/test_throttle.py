@@ -286,3 +286,24 @@ async def test_a_cancelled_request_is_skipped(throttle: Throttle) -> None:
     task.cancel()
     await turns()
     assert throttle.wait_queue.waiting == 0
+
+
+async def test_a_priority_is_the_same_until_the_next_tick() -> None:
+    priorities = {"t": 5}
+    asked: list[str] = []
+
+    def priority_of(name: str) -> int:
+        asked.append(name)
+        return priorities[name]
+
+    made = Throttle(priority_of)
+    made.is_active = True
+    assert [made.enqueue("t", 1).priority for _ in range(3)] == [5, 5, 5]
+    priorities["t"] = 7
+    made.note(0.0)
+    assert made.enqueue("t", 1).priority == 7
+    assert asked == ["t", "t"]
+    for place in range(4):
+        request = made.wait_queue.pop(0.0)
+        assert request is not None, place
+    made.close()

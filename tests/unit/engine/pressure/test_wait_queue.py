@@ -54,6 +54,64 @@ def test_small_requests_go_before_a_large_one_of_their_priority_that_came_just_b
     assert served == [small, large, late, huge, later, least]
 
 
+def test_of_any_sizes_the_one_that_is_due_first_is_served_first() -> None:
+    """Requests that arrive in the order in which they are due stand apart from the others."""
+    chance = random.Random(3)
+    lot = wait_queue(max_bytes=10**9, max_waiting=10**6)
+    live: list[WaitingRequest] = []
+    now = 0.0
+    early = 0
+    for turn in range(4000):
+        now += chance.random()
+        if turn % 800 < 500:
+            size = chance.choice((100, 100, 100, 200_000, 2 * MIB))
+            live.append(put(lot, chance.randrange(3), size, at_ms=now, topic="t"))
+        elif live:
+            # All are of one topic, so a fair turn goes to the oldest.
+            if (lot._served + 1) % FAIR_EVERY:
+                due = min(live, key=lambda p: (-p.priority, p.due_ms, p.number))
+                early += due is not min(live, key=lambda p: (-p.priority, p.number))
+            else:
+                due = min(live, key=lambda p: p.number)
+            assert lot.pop(now) is due
+            live.remove(due)
+    assert early > 100
+
+
+def test_the_newest_that_need_not_run_is_shed_before_those_that_must() -> None:
+    lot = wait_queue(max_bytes=100)
+    first = put(lot, 0, 20, topic="loader")
+    insisting = [put(lot, 0, 20, must_run=True, topic="loader") for _ in range(2)]
+    second = put(lot, 0, 20, topic="loader")
+    last = put(lot, 0, 20, must_run=True, topic="loader")
+    assert not second.is_shed
+    put(lot, 0, 20, must_run=True, topic="loader")
+    assert (first.is_shed, second.is_shed) == (False, True)
+    put(lot, 0, 20, must_run=True, topic="loader")
+    assert first.is_shed
+    assert not any(place.is_shed for place in (*insisting, last))
+
+
+def test_requests_are_shed_in_the_same_order_before_and_after_a_sweep() -> None:
+    """The heap of the requests to shed exists only while some are shed."""
+    lot = wait_queue(max_bytes=10**9, max_waiting=40)
+    live: list[WaitingRequest] = []
+    chance = random.Random(5)
+    for number in range(6000):
+        place = put(lot, chance.randrange(-9, 9), topic=f"t{number}")
+        live.append(place)
+        if len(live) > 40:
+            least = min(live, key=lambda p: (p.priority, -p.number))
+            assert least.is_shed
+            live.remove(least)
+        elif chance.random() < 0.4:
+            taken = lot.pop(0.0)
+            assert taken is not None
+            live.remove(taken)
+    assert lot.waiting == len(live)
+    assert not any(place.is_shed for place in live)
+
+
 def test_requests_that_waited_too_long_are_refused_oldest_first() -> None:
     lot = wait_queue()
     first = put(lot, 900, at_ms=0.0)
