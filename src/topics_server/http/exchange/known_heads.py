@@ -31,6 +31,9 @@ _MEMORY_MAX: Final = 32 * MIB
 _CALL_BYTES: Final = 700
 _LINE_BYTES: Final = 100
 _COPIES: Final = 2
+# When the table is full, one new head in this many takes a place: clients that use more heads than
+# it holds, in turns, would otherwise replace each head before it comes again.
+_REPLACED_EVERY: Final = 16
 _END: Final = b"\r\n\r\n"
 # A head that contains this word, in upper or lower case, may hold a key.
 _OF_KEYS: Final = b"authorization"
@@ -45,7 +48,15 @@ _BODY_AWAITED_S: Final = 0.01
 class KnownHeads:
     """Direct calls by their heads, or by the digests of heads that may hold a key."""
 
-    __slots__ = ("_by_digest", "_by_head", "_counters", "_forgotten", "_memory", "_secret")
+    __slots__ = (
+        "_by_digest",
+        "_by_head",
+        "_counters",
+        "_forgotten",
+        "_memory",
+        "_passed_over",
+        "_secret",
+    )
 
     def __init__(self) -> None:
         self._by_head: OrderedDict[bytes, DirectCall] = OrderedDict()
@@ -53,6 +64,8 @@ class KnownHeads:
         # The estimated memory of both, and how many were forgotten for others.
         self._memory = 0
         self._forgotten = 0
+        # How many new heads came since the table was full for the first time.
+        self._passed_over = 0
         # The bytes before the digits of a counter, as clients spell them.
         self._counters: tuple[bytes, ...] = ()
         self._secret = random_id(32).encode("ascii")
@@ -96,8 +109,13 @@ class KnownHeads:
         """Keep the call of a request with a body of `length` bytes.
 
         `data`: the received bytes, which begin with the request. The call is kept only if `data` is
-        exactly this request: then its first empty line is the end of its head.
+        exactly this request: then its first empty line is the end of its head. Once heads were
+        forgotten for others, one in `_REPLACED_EVERY` is kept.
         """
+        if self._forgotten:
+            self._passed_over += 1
+            if self._passed_over % _REPLACED_EVERY:
+                return
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         if end >= len(_END) and len(data) == end + length and length == call.length:
             head = data[:end]
@@ -157,7 +175,7 @@ class KnownHeads:
         self._by_head.clear()
         self._by_digest.clear()
         self._counters = ()
-        self._memory = self._forgotten = 0
+        self._memory = self._forgotten = self._passed_over = 0
 
 
 class EarlyHead:

@@ -213,6 +213,7 @@ async def test_the_oldest_of_the_more_frequent_kind_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_heads, "_HEADS_MAX", 3)
+    monkeypatch.setattr(known_heads, "_REPLACED_EVERY", 1)
     side, parsed = await side_of()
     heads = side.config.loaded_app.topics_door.known_heads
     asked = [
@@ -239,6 +240,7 @@ async def test_the_oldest_of_the_more_frequent_kind_is_forgotten(
 async def test_heads_with_many_fields_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client decides how many fields a head has, so the number of heads alone bounds nothing."""
     monkeypatch.setattr(known_heads, "_MEMORY_MAX", 30_000)
+    monkeypatch.setattr(known_heads, "_REPLACED_EVERY", 1)
     side, parsed = await side_of()
     heads = side.config.loaded_app.topics_door.known_heads
     many = b"".join(b"%c%c:\r\n" % (97 + i // 26, 97 + i % 26) for i in range(80))
@@ -350,3 +352,23 @@ async def test_a_lost_connection_forgets_the_head_that_waits() -> None:
     assert early is not None
     assert early._end.cancelled()
     assert parsed == [one]
+
+
+async def test_a_full_table_keeps_its_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that use more heads than the table holds, in turns, still find some of them."""
+    monkeypatch.setattr(known_heads, "_HEADS_MAX", 8)
+    monkeypatch.setattr(known_heads, "_REPLACED_EVERY", 4)
+    side, parsed = await side_of()
+    heads = side.config.loaded_app.topics_door.known_heads
+    asked = [request(DIFF, b"/v0/topics/t/diff", JSON + b"x-turn: %d\r\n" % n) for n in range(16)]
+    for data in asked:
+        side.protocol.data_received(data)
+    kept = list(heads._by_head)
+    # The ninth head took the place of the first; of the seven after it, one was kept.
+    assert [key.split(b"x-turn: ")[1][:2].strip() for key in kept] == [
+        b"%d" % n for n in (2, 3, 4, 5, 6, 7, 8, 12)
+    ]
+    found = [data for data in asked if heads._by_head.get(data.partition(b"{")[0])]
+    assert len(heads) == len(found) == 8
+    assert parsed == asked
+    side.protocol.connection_lost(None)
