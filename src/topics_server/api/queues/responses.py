@@ -23,10 +23,12 @@ from topics_server.queue.answers import (
     NackResult,
     Redriven,
 )
-from topics_server.queue.leases.jobs import SkipReason, lease_text
+from topics_server.queue.leases.jobs import SkipReason, lease_digits, lease_text
 from topics_server.values.json_cache import marked_payload, payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
+# The last three digits of numbers. Seqs of one claim are mostly consecutive and share the others.
+_LAST_DIGITS: Final = tuple(b"%03d" % number for number in range(1000))
 
 
 def render_job(job: LeasedJob) -> bytes:
@@ -80,38 +82,54 @@ def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
 
 
 def _render_first(leased: FirstLeases) -> bytes:
-    """Jobs that were never leased; many without marks are rendered by one format."""
+    """Jobs that were never leased; many without marks are joined from columns of texts."""
     records, count = leased.rows, len(leased.seqs)
     if isinstance(records, list):
         return _render_rows(leased, records)
-    if any(records.marks):
+    if records.marks.count(0) < count:
         return _render_rows(leased, records.rows())
-    columns: list[Sequence[object]] = [
-        leased.seqs,
-        range(leased.first_id, leased.first_id + count),
-    ]
+    shared_seq, seqs = _seq_digits(leased.seqs)
+    shared_id, ids = lease_digits(leased.first_id, count)
+    before = b'","deadline":%d,"$ts":' % leased.deadline_ms
+    behind = b',"deliveries":1,"data":'
+    varying: list[Sequence[bytes]] = []
+    times = records.times
     # Jobs that were appended by one call have one time.
-    ts = b"%d" % records.times[0]
-    if records.times.count(records.times[0]) < count:
-        ts = b"%d"
-        columns.append(records.times)
-    labels = metas = b""
+    if times == times[:1] * count:
+        before += b"%d" % times[0]
+    else:
+        varying.append([b"%d" % ts for ts in times])
     for key, texts in ((b"$node", records.nodes), (b"$tag", records.tags)):
         if texts.count(None) < count:
-            labels += b"%b"
-            columns.append(_labels(key, texts))
-    columns.append(records.datas)
-    if any(records.metas):
-        metas = b"%b"
-        columns.append([b',"meta":%b' % meta if meta else b"" for meta in records.metas])
-    job = (
-        b'{"$seq":%%d,"lease_id":"lease_%%x","deadline":%d,"$ts":%b%b,"deliveries":1,"data":%%b%b},'
-    ) % (leased.deadline_ms, ts, labels, metas)
-    width = len(columns)
-    values: list[object] = [None] * (count * width)
-    for index, column in enumerate(columns):
-        values[index::width] = column
-    return (job * count)[:-1] % tuple(values)
+            varying.append(_labels(key, texts))
+    # The pieces of a job: bytes that all jobs share, and columns with a text for each job.
+    pieces: list[bytes | Sequence[bytes]] = [
+        b'},{"$seq":%b' % shared_seq,
+        seqs,
+        b',"lease_id":"lease_%b' % shared_id,
+        ids,
+        *([before, *varying, behind] if varying else [before + behind]),
+        records.datas,
+    ]
+    if records.metas.count(b"") < count:
+        pieces.append([b',"meta":%b' % meta if meta else b"" for meta in records.metas])
+    width = len(pieces)
+    joined = [piece if isinstance(piece, bytes) else b"" for piece in pieces] * count
+    for index, piece in enumerate(pieces):
+        if not isinstance(piece, bytes):
+            joined[index::width] = piece
+    joined[0] = joined[0].removeprefix(b"},")
+    joined.append(b"}")
+    return b"".join(joined)
+
+
+def _seq_digits(seqs: Sequence[int]) -> tuple[bytes, Sequence[bytes]]:
+    """The digits that these ascending seqs share, and the other digits of each seq."""
+    first, count = seqs[0], len(seqs)
+    last = first % 1000
+    if first >= 1000 and last + count <= 1000 and seqs[-1] - first == count - 1:
+        return b"%d" % (first // 1000), _LAST_DIGITS[last : last + count]
+    return b"", [b"%d" % seq for seq in seqs]
 
 
 def _render_rows(leased: FirstLeases, rows: Iterable[Row]) -> bytes:

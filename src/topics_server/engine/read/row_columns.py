@@ -6,6 +6,7 @@ slices. Made by `exact_read` and `engine/reads`; rendered by `api/queues/respons
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -14,13 +15,17 @@ from topics_server.engine.log.runs import OpenBlock
 from topics_server.values.blocks import MARKS, Block
 
 
+def _no_times() -> array[int]:
+    return array("q")
+
+
 class RowColumns(msgspec.Struct, gc=False):
     """Columns of equal length. `times`: commit times in ms; an absent `meta` is empty.
 
     `marks`: not 0 for a record whose `meta` may begin with a mark (`values/blocks`).
     """
 
-    times: list[int] = []
+    times: array[int] = msgspec.field(default_factory=_no_times)
     nodes: list[str | None] = []
     tags: list[str | None] = []
     datas: list[bytes] = []
@@ -50,13 +55,15 @@ class RowColumns(msgspec.Struct, gc=False):
         self.tags += block.tags[low:high]
         self.marks += block.kinds[low:high]
         # A record's data starts where the meta of the record before it ends.
+        start = ends[2 * low - 1] if low else 0
         splits, stops = ends[2 * low : 2 * high : 2], ends[2 * low + 1 : 2 * high : 2]
-        starts = [ends[2 * low - 1] if low else 0, *stops[:-1]]
-        self.datas += [body[start:end] for start, end in zip(starts, splits, strict=True)]
         if splits == stops:
+            self.datas += [body[start : (start := end)] for end in stops]
             self.metas += [b""] * count
-        else:
-            self.metas += [body[start:end] for start, end in zip(splits, stops, strict=True)]
+            return
+        starts = [start, *stops[:-1]]
+        self.datas += [body[start:end] for start, end in zip(starts, splits, strict=True)]
+        self.metas += [body[start:end] for start, end in zip(splits, stops, strict=True)]
 
     def add_open_block(self, block: OpenBlock, rows: Sequence[int]) -> None:
         """`add_block` for the block that takes appends."""
@@ -69,7 +76,7 @@ class RowColumns(msgspec.Struct, gc=False):
             self.datas += block.datas[part]
             metas = block.metas[part]
         else:
-            self.times += [block.times[row] for row in rows]
+            self.times.extend(block.times[row] for row in rows)
             self.nodes += [block.nodes[row] for row in rows]
             self.tags += [block.tags[row] for row in rows]
             self.datas += [block.datas[row] for row in rows]

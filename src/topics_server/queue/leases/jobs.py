@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -21,6 +22,9 @@ _HEX_DIGITS: Final = b"0123456789abcdef"
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{1,16})")
 # From this number on it is faster to convert tokens together.
 _MANY_TOKENS: Final = 16
+# The last three digits of numbers, as text. Consecutive lease ids mostly share all other digits.
+_LAST_DIGITS: Final = tuple(f"{number:03x}" for number in range(0x1000))
+_LAST_BYTES: Final = tuple(digits.encode() for digits in _LAST_DIGITS)
 
 # Reasons why a job is busy, other than pending entries (`HeldJob.pending`).
 LEAVING: Final = 1  # one of these ends the current lease
@@ -44,6 +48,14 @@ def lease_text(lease_id: int) -> str:
     return f"lease_{lease_id:x}"
 
 
+def lease_digits(first_id: int, count: int) -> tuple[bytes, Sequence[bytes]]:
+    """The digits that ascending ids share, and the other digits of each id."""
+    last = first_id & 0xFFF
+    if first_id > 0xFFF and last + count <= len(_LAST_BYTES):
+        return b"%x" % (first_id >> 12), _LAST_BYTES[last : last + count]
+    return b"", [b"%x" % lease_id for lease_id in range(first_id, first_id + count)]
+
+
 def lease_number(text: str) -> int:
     """The lease id of a client's token; 0 (the id of no lease) for a malformed token."""
     found = _LEASE_ID.fullmatch(text)
@@ -53,11 +65,29 @@ def lease_number(text: str) -> int:
 def lease_numbers(texts: list[str]) -> list[int]:
     """The ids of several tokens, see `lease_number`."""
     if len(texts) >= _MANY_TOKENS:
-        numbers = _numbers_of_one_length(texts)
+        numbers = _ascending_numbers(texts) or _numbers_of_one_length(texts)
         if numbers is not None:
             return numbers
     match = _LEASE_ID.fullmatch
     return [int(found[1], 16) if (found := match(text)) else 0 for text in texts]
+
+
+def _ascending_numbers(texts: list[str]) -> list[int] | None:
+    """`lease_numbers` of tokens whose ids ascend by one, as those of one claim; else None.
+
+    None, too, if the ids differ in more than the last digits.
+    """
+    count, first = len(texts), lease_number(texts[0])
+    shared, last = texts[0][:-3], first & 0xFFF
+    # The first token is well formed, so each text of the same digits and three others is, too. No
+    # text contains a comma if the joined texts have no other commas than the expected ones.
+    if (
+        first == 0
+        or last + count > len(_LAST_DIGITS)
+        or ",".join(texts) != shared + f",{shared}".join(_LAST_DIGITS[last : last + count])
+    ):
+        return None
+    return list(range(first, first + count))
 
 
 def _numbers_of_one_length(texts: list[str]) -> list[int] | None:
