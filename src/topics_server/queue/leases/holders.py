@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 
+from topics_server.queue.leases.held_jobs import LeasedTogether
 from topics_server.queue.leases.jobs import (
     ACKING,
     LEAVING,
@@ -53,6 +54,14 @@ def leased(
         else:
             hit[seq] = None
     return list(hit), [seq for seq in missed if seq not in hit]
+
+
+def holds_together(together: LeasedTogether, node: str, lease_ids: Sequence[int] | None) -> bool:
+    """Whether the node holds jobs of one claim, by these leases, and none of them is ending."""
+    if together.flags or together.node != node:
+        return False
+    first_id = together.lease_id
+    return lease_ids is None or lease_ids == [*range(first_id, first_id + together.left)]
 
 
 def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:

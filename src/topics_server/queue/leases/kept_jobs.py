@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 
 from topics_server.queue.leases.gone import Gone, among
+from topics_server.queue.leases.held_jobs import MANY_JOBS, HeldJobs, LeasedTogether, peek
 from topics_server.queue.leases.jobs import ACKING, MOVING, HeldJob
 from topics_server.queue.leases.rubbish import FREED_JOBS, Rubbish
 from topics_server.queue.leases.timers import JobPlaces
@@ -27,7 +28,7 @@ class KeptJobs:
 
     def __init__(self, rubbish: Rubbish | None) -> None:
         self.unclaimed = UnclaimedJobs()
-        self.jobs: dict[int, HeldJob] = {}
+        self.jobs = HeldJobs()
         self.taking: set[int] = set()
         self._rubbish = Rubbish() if rubbish is None else rubbish
         self._places = JobPlaces()
@@ -103,7 +104,7 @@ class KeptJobs:
         self._rubbish.add(self.jobs)
         self._gone.clear()
         self._gone_delayed.clear()
-        self.jobs, self._places = {}, JobPlaces()
+        self.jobs, self._places = HeldJobs(), JobPlaces()
         self._connections, self.taking = {}, set()
         self._busy_count = self._moving_count = 0
         self.unclaimed.forget_all()
@@ -118,7 +119,12 @@ class KeptJobs:
 
     def forget_deleted(self, seqs: Sequence[int]) -> None:
         """`forget` of the ascending seqs of one delete; the floor moves along with them."""
-        self.forget_seqs(seqs)
+        together = self.jobs.together(seqs) if len(seqs) >= MANY_JOBS else None
+        if together is not None and together.flags == ACKING and not self._gone.count:
+            self.jobs.remove_together(together)
+            self._busy_count -= len(seqs)
+        else:
+            self.forget_seqs(seqs)
         if seqs[0] == self._floor_seq and seqs[-1] - seqs[0] == len(seqs) - 1:
             self._floor_seq = seqs[-1] + 1
 
@@ -128,20 +134,20 @@ class KeptJobs:
         timed: dict[int, list[int]] = {}
         acked = 0
         for seq in seqs:
-            job = jobs.get(seq)
+            job = peek(jobs, seq)
             if job is None:
                 if seq in delayed_until:
                     self.unclaimed.forget(seq)
-            elif job.pending or job.connection:
-                self._remove(seq)
-            elif job.flags == ACKING:
-                acked += 1
-                del jobs[seq]
-            elif job.flags:
+            elif job.pending or job.connection or job.flags not in (0, ACKING):
                 self._remove(seq)
             else:
-                timed.setdefault(job.at_ms, []).append(seq)
+                if job.flags:
+                    acked += 1
+                else:
+                    timed.setdefault(job.at_ms, []).append(seq)
                 del jobs[seq]
+                if type(job) is LeasedTogether:
+                    job.left -= 1
         self._busy_count -= acked
         for at_ms, together in timed.items():
             self._places.take_out(together, at_ms)

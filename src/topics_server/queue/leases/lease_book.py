@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
-from topics_server.queue.leases.holders import leased, matched, views_after
+from topics_server.queue.leases.held_jobs import MANY_JOBS, LeasedTogether
+from topics_server.queue.leases.holders import holds_together, leased, matched, views_after
 from topics_server.queue.leases.jobs import (
     ACKING,
     LEAVING,
@@ -160,9 +161,14 @@ class LeaseBook(KeptJobs):
         """
         assert seqs
         jobs, at_ms, lease_id = self.jobs, deadline_ms + 1, first_id
-        for seq in seqs:
-            jobs[seq] = HeldJob(lease_id, node, at_ms, 1, now_ms)
-            lease_id += 1
+        if len(seqs) >= MANY_JOBS:
+            jobs.add_together(
+                LeasedTogether(first_id, node, at_ms, 1, now_ms, seqs=list(seqs), left=len(seqs))
+            )
+        else:
+            for seq in seqs:
+                jobs[seq] = HeldJob(lease_id, node, at_ms, 1, now_ms)
+                lease_id += 1
         self._places.leased.put_all(seqs, at_ms)
         self.unclaimed.take_all(seqs)
 
@@ -173,6 +179,9 @@ class LeaseBook(KeptJobs):
     ) -> Matched:
         """The jobs that the node may complete (§10.4); each counts once."""
         self._forget_gone(seqs)
+        together = self.jobs.together(seqs) if len(seqs) >= MANY_JOBS else None
+        if together is not None and holds_together(together, node, lease_ids):
+            return Matched(list(seqs), [], [])
         return matched(self.jobs, node, seqs, lease_ids)
 
     def decide_nack(
@@ -236,8 +245,14 @@ class LeaseBook(KeptJobs):
     def begin_ack(self, seqs: Sequence[int]) -> None:
         """The delete of these jobs was submitted; once it is applied, they are forgotten."""
         jobs = self.jobs
+        together = jobs.together(seqs) if len(seqs) >= MANY_JOBS else None
+        if together is not None and self._places.leased.discard_all(seqs, together.at_ms):
+            assert together.flags == 0
+            self._busy_count += len(seqs)
+            together.flags = ACKING
+            return
         if seqs and self._places.leased.discard_all(seqs, jobs[seqs[0]].at_ms):
-            # The usual case: the jobs were leased by one claim, and are not busy.
+            # The jobs have one deadline, so that most likely one claim leased them; none is busy.
             self._busy_count += len(seqs)
             for seq in seqs:
                 job = jobs[seq]

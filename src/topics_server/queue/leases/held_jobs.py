@@ -1,0 +1,86 @@
+"""The jobs of a lease book by seq; jobs that one claim leased share one value. Pure.
+
+A worker mostly completes the jobs of a claim together, and nothing else happens to them. So a claim
+of many jobs stores one `LeasedTogether` under each of their seqs. The first look at a single job
+gives that job a value of its own (`HeldJob`), which then may change. Used by `kept_jobs` and
+`lease_book`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import ItemsView, Sequence
+from typing import Final
+
+from topics_server.queue.leases.jobs import HeldJob
+
+# From this number of jobs on, a claim stores one value for all of them.
+MANY_JOBS: Final = 8
+# `peek(jobs, seq)`: `jobs.get(seq)` that may return a shared value, which must not be changed.
+peek: Final = dict.get
+
+
+class LeasedTogether(HeldJob, gc=False, kw_only=True):
+    """Jobs that one claim leased, each for the first time: `seqs`, ascending.
+
+    The fields of `HeldJob` are those of each job, except that `lease_id` is the id of the first
+    job; the ids ascend by one. `left`: the number of jobs that still share this value.
+    """
+
+    seqs: list[int]
+    left: int
+
+
+class HeldJobs(dict[int, HeldJob]):
+    """A job that is looked at has a value of its own; `together` finds shared values."""
+
+    __slots__ = ()
+
+    def add_together(self, together: LeasedTogether) -> None:
+        """Add the jobs of a claim; none may be here yet."""
+        self.update(dict.fromkeys(together.seqs, together))
+
+    def together(self, seqs: Sequence[int]) -> LeasedTogether | None:
+        """The value that these jobs and no others share; None if there is none."""
+        found = peek(self, seqs[0])
+        if (
+            type(found) is LeasedTogether
+            and found.left == len(found.seqs) == len(seqs)
+            and found.seqs == seqs
+        ):
+            return found
+        return None
+
+    def remove_together(self, together: LeasedTogether) -> None:
+        """Remove all jobs of a shared value, none of which has a value of its own."""
+        for seq in together.seqs:
+            del self[seq]
+
+    def get(self, seq: int, default: None = None) -> HeldJob | None:  # type: ignore[override]
+        """The job of this seq; None if there is none."""
+        job = peek(self, seq)
+        return self._split(seq, job) if type(job) is LeasedTogether else job
+
+    def __getitem__(self, seq: int) -> HeldJob:
+        """The job of this seq, which must be here."""
+        job = super().__getitem__(seq)
+        return self._split(seq, job) if type(job) is LeasedTogether else job
+
+    def items(self) -> ItemsView[int, HeldJob]:  # type: ignore[override]
+        """All jobs, each with a value of its own."""
+        for seq in self:
+            self.get(seq)
+        return super().items()
+
+    def _split(self, seq: int, together: LeasedTogether) -> HeldJob:
+        """Give a job its own value."""
+        together.left -= 1
+        job = self[seq] = HeldJob(
+            together.lease_id + bisect_left(together.seqs, seq),
+            together.node,
+            together.at_ms,
+            together.deliveries,
+            together.claimed_ts,
+            flags=together.flags,
+        )
+        return job
