@@ -194,7 +194,7 @@ def why(
     next_live = topic.log.next_live
     fences = {} if lease_ids is None else dict(zip(seqs, lease_ids, strict=True))
     return [
-        why_skipped(book.jobs.get(seq), node, fences.get(seq))
+        why_skipped(book.jobs.look(seq), node, fences.get(seq))
         if next_live(seq) == seq
         else SkipReason.NOT_FOUND
         for seq in skipped

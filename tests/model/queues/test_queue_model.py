@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from topics_server.engine.background import capture as topic_capture
 from topics_server.engine.topic.deletion import seq_runs
 from topics_server.engine.topic.registry import Registry
-from topics_server.queue.leases import lease_book, lease_parts
+from topics_server.queue.leases import kept_jobs, lease_book, lease_parts
 from topics_server.queue.leases.fair_share import deal, divide
 from topics_server.queue.leases.jobs import seqs_of
 from topics_server.queue.leases.lease_book import Ask, LeaseBook
@@ -106,6 +106,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.jobs: dict[int, PlainJob] = {}
         self.dead_lettered = 0
         self.tokens: list[tuple[int, int]] = []
+        # The seqs and tokens of each claim.
+        self.claims: list[tuple[list[int], list[int]]] = []
         self.ids_given: set[int] = set()
         self.gone: set[int] = set()
         # Marks whose source is not deleted yet, by the lsn of their append.
@@ -117,9 +119,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.kept_sizes = lease_book.DEAD_JOBS_PER_CLAIM, lease_parts.PIECE_JOBS
         lease_book.DEAD_JOBS_PER_CLAIM = DEAD_PER_CLAIM  # type: ignore[misc]
         lease_parts.PIECE_JOBS = 2  # type: ignore[misc]
+        # Claims of two jobs and more share a value, as large claims do in a server.
+        self.kept_many = kept_jobs.MANY_JOBS
+        lease_book.MANY_JOBS = kept_jobs.MANY_JOBS = 2  # type: ignore[misc]
 
     def teardown(self) -> None:
         lease_book.DEAD_JOBS_PER_CLAIM, lease_parts.PIECE_JOBS = self.kept_sizes  # type: ignore[misc]
+        lease_book.MANY_JOBS = kept_jobs.MANY_JOBS = self.kept_many  # type: ignore[misc]
 
     @property
     def book(self) -> LeaseBook:
@@ -268,6 +274,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         deadline_ms = self.now_ms + lease_ms
         first_id = self.lease_table.reserve_ids(len(seqs))
+        self.claims.append((seqs, [*range(first_id, first_id + len(seqs))]))
         self.book.lease_unclaimed(self.now_ms, seqs, first_id, node, deadline_ms)
         for lease_id, seq in enumerate(seqs, first_id):
             job = self.jobs[seq]
@@ -305,6 +312,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     def asked(self, data: st.DataObject, with_tokens: bool) -> tuple[list[int], list[int] | None]:
         """Seqs as a client may send them, and tokens that are or once were valid."""
+        if self.claims and data.draw(st.booleans()):
+            # The jobs of one claim, perhaps without the last one.
+            claimed, lease_ids = data.draw(st.sampled_from(self.claims[-3:]))
+            count = max(1, len(claimed) - data.draw(st.integers(0, 1)))
+            return claimed[:count], lease_ids[:count] if with_tokens else None
         held = [(seq, job.lease_id) for seq, job in self.jobs.items() if job.lease_id]
         if with_tokens and self.tokens:
             known = st.sampled_from(self.tokens)

@@ -143,7 +143,7 @@ class Leasing:
                 error=error,
             )
             for seq in seqs
-            if (job := book.jobs.get(seq)) is not None
+            if (job := book.jobs.look(seq)) is not None
         ]
 
     def _note_claimed(self, topic: Topic, claim: Claim, ticket: Ticket | None) -> None:

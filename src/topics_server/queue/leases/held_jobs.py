@@ -1,9 +1,9 @@
 """The jobs of a lease book by seq; jobs that one claim leased share one value. Pure.
 
-A worker mostly completes the jobs of a claim together, and nothing else happens to them. So a claim
-of many jobs stores one `LeasedTogether` under each of their seqs. The first look at a single job
-gives that job a value of its own (`HeldJob`), which then may change. Used by `kept_jobs` and
-`lease_book`.
+A worker mostly completes the jobs of a claim together, and nothing else happens to them. So a
+claim of many jobs stores one `LeasedTogether` under each of their seqs. The first access to a
+single job gives that job a value of its own (`HeldJob`), which then may change. Used by
+`kept_jobs` and `lease_book`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeasedTogether(HeldJob, gc=False, kw_only=True):
 
 
 class HeldJobs(dict[int, HeldJob]):
-    """A job that is looked at has a value of its own; `together` finds shared values."""
+    """Each access but `look` gives a job a value of its own; `together` finds shared values."""
 
     __slots__ = ()
 
@@ -72,15 +72,25 @@ class HeldJobs(dict[int, HeldJob]):
             self.get(seq)
         return super().items()
 
+    def look(self, seq: int) -> HeldJob | None:
+        """`get` for a caller that changes nothing: the job may go on sharing its value."""
+        job = peek(self, seq)
+        return _own(seq, job) if type(job) is LeasedTogether else job
+
     def _split(self, seq: int, together: LeasedTogether) -> HeldJob:
         """Give a job its own value."""
         together.left -= 1
-        job = self[seq] = HeldJob(
-            together.lease_id + bisect_left(together.seqs, seq),
-            together.node,
-            together.at_ms,
-            together.deliveries,
-            together.claimed_ts,
-            flags=together.flags,
-        )
+        job = self[seq] = _own(seq, together)
         return job
+
+
+def _own(seq: int, together: LeasedTogether) -> HeldJob:
+    """The value of one of the jobs."""
+    return HeldJob(
+        together.lease_id + bisect_left(together.seqs, seq),
+        together.node,
+        together.at_ms,
+        together.deliveries,
+        together.claimed_ts,
+        flags=together.flags,
+    )

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 
-from topics_server.queue.leases.held_jobs import LeasedTogether
+from topics_server.queue.leases.held_jobs import HeldJobs, LeasedTogether
 from topics_server.queue.leases.jobs import (
     ACKING,
     LEAVING,
@@ -100,7 +100,7 @@ def _held(
 
 
 def views_after(
-    jobs: Jobs, is_gone: Callable[[int], bool], now_ms: int, after_seq: int, limit: int
+    jobs: HeldJobs, is_gone: Callable[[int], bool], now_ms: int, after_seq: int, limit: int
 ) -> list[LeaseView]:
     """Leases that have not expired, by seq."""
     seqs = sorted(jobs)
@@ -108,7 +108,7 @@ def views_after(
     for index in range(bisect_right(seqs, after_seq), len(seqs)):
         if len(found) >= limit:
             break
-        job = jobs[seqs[index]]
-        if job.lease_id and job.at_ms > now_ms and not is_gone(seqs[index]):
+        job = jobs.look(seqs[index])
+        if job is not None and job.lease_id and job.at_ms > now_ms and not is_gone(seqs[index]):
             found.append(view_of(seqs[index], job))
     return found

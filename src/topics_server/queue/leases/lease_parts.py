@@ -32,7 +32,7 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
         deliveries: list[tuple[int, int]] = []
         errors: list[tuple[int, str]] = []
         for seq in seqs[start:end]:
-            job = book.jobs.get(seq)
+            job = book.jobs.look(seq)
             if job is None or job.is_unclaimed or book.is_gone(seq):
                 continue  # deleted, maybe while others were captured, or not leased yet
             if job.error:
