@@ -29,7 +29,7 @@ from topics_server.queue.answers import (
     NackResult,
     Redriven,
 )
-from topics_server.queue.leases.jobs import LeaseView, SkipReason
+from topics_server.queue.leases.jobs import LeaseView, SkipReason, lease_numbers
 from topics_server.values.blocks import Block, make_block
 from topics_server.values.record_codecs import bytes_meta
 
@@ -135,6 +135,36 @@ def test_jobs_rendered_by_one_format_read_like_jobs_rendered_one_by_one(shown: s
     expected = render_claimed("jobs", general, 840, 0.42)
     assert render_claimed("jobs", leased, 840, 0.42) == expected
     assert json.loads(expected)["count"] == len(rows)
+
+
+@pytest.mark.parametrize(
+    "first_seq", [1, 960, 961, 999, 1_000, 1_960, 1_961, 123_456_000, 2**62 - 2**62 % 1000 - 3]
+)
+@pytest.mark.parametrize(
+    "first_id", [1, 0xFD8, 0xFD9, 0x1000, 0x1FD8, 0x1FD9, 2**63, 2**64 - 41, 2**64 - 0x1000]
+)
+def test_digits_that_all_jobs_share_are_written_like_those_of_each(
+    first_seq: int, first_id: int
+) -> None:
+    count = 40
+    rows = range(count)
+    made = make_block(
+        first_seq,
+        array("q", [10] * count),
+        [b"%d" % row for row in rows],
+        None,
+        [None] * count,
+        [None] * count,
+    )
+    records = RowColumns()
+    records.add_block(made, rows)
+    general = [LeasedJob(first_seq + row, first_id + row, 30_010, 1, made, row) for row in rows]
+    seqs = [first_seq + row for row in rows]
+    leased = FirstLeases(seqs, records, first_id, 30_010, 840)
+    expected = render_claimed("jobs", general, 840, 0.42)
+    assert render_claimed("jobs", leased, 840, 0.42) == expected
+    tokens = [job["lease_id"] for job in json.loads(expected)["claimed"]]
+    assert lease_numbers(tokens) == [first_id + row for row in rows]
 
 
 def test_a_frame_has_the_seq_as_id_and_no_bare_line_break() -> None:

@@ -114,6 +114,12 @@ def test_commas_that_only_look_like_those_between_tokens_make_no_token() -> None
     # Two lengths that together are twice the length of the others.
     texts = ["lease_11"] * 18 + ["lease_1", "lease_111"]
     assert lease_numbers(texts) == [0x11] * 18 + [1, 0x111]
+    # The joined tokens are those of ids that ascend, but two are in one.
+    ascending = [lease_text(0x7F3A80 + index) for index in range(20)]
+    texts = [*ascending[:7], ",".join(ascending[7:9]), *ascending[9:], ""]
+    assert lease_numbers(texts) == [lease_number(text) for text in texts]
+    texts = [*ascending[:7], "".join(ascending[7:9]), "", *ascending[9:]]
+    assert lease_numbers(texts) == [lease_number(text) for text in texts]
 
 
 def test_a_claim_grants_in_order_and_counts() -> None:
