@@ -312,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def asked(self, data: st.DataObject, with_tokens: bool) -> tuple[list[int], list[int] | None]:
         """Seqs as a client may send them, and tokens that are or once were valid."""
-        if self.claims and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and self.claims:
             # The jobs of one claim, perhaps without the last one.
             claimed, lease_ids = data.draw(st.sampled_from(self.claims[-3:]))
             count = max(1, len(claimed) - data.draw(st.integers(0, 1)))

@@ -13,7 +13,8 @@ from itertools import chain
 import numpy as np
 
 from topics_server.queue.leases.gone import Gone, among
-from topics_server.queue.leases.held_jobs import MANY_JOBS, HeldJobs, LeasedTogether, peek
+from topics_server.queue.leases.held_jobs import MANY_JOBS as MANY_JOBS
+from topics_server.queue.leases.held_jobs import HeldJobs, LeasedTogether, peek
 from topics_server.queue.leases.jobs import ACKING, MOVING, HeldJob
 from topics_server.queue.leases.rubbish import FREED_JOBS, Rubbish
 from topics_server.queue.leases.timers import JobPlaces

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
-from topics_server.queue.leases.held_jobs import MANY_JOBS, LeasedTogether
+from topics_server.queue.leases.held_jobs import MANY_JOBS as MANY_JOBS
+from topics_server.queue.leases.held_jobs import LeasedTogether
 from topics_server.queue.leases.holders import holds_together, leased, matched, views_after
 from topics_server.queue.leases.jobs import (
     ACKING,
