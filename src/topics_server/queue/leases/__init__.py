@@ -2,6 +2,7 @@
 
 - `fair_share`: divides available jobs among several claimers (§10.2).
 - `gone`: deleted jobs that are still in a book.
+- `held_jobs`: the jobs of a lease book by seq; jobs that one claim leased share one value.
 - `holders`: finds the jobs that a node holds, by lease ids.
 - `jobs`: a leased job, and the values that a lease book returns.
 - `kept_jobs`: the jobs of one queue in a book, and the removal of deleted ones.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import ItemsView, Sequence
+from itertools import repeat
 from typing import Final
 
 from topics_server.queue.leases.jobs import HeldJob
@@ -32,7 +33,7 @@ class LeasedTogether(HeldJob, gc=False, kw_only=True):
 
 
 class HeldJobs(dict[int, HeldJob]):
-    """Each access but `look` gives a job a value of its own; `together` finds shared values."""
+    """`get`, `[]` and `items` give each job a value of its own; `look` and `together` do not."""
 
     __slots__ = ()
 
@@ -65,6 +66,13 @@ class HeldJobs(dict[int, HeldJob]):
         """The job of this seq, which must be here."""
         job = super().__getitem__(seq)
         return self._split(seq, job) if type(job) is LeasedTogether else job
+
+    def each(self, seqs: Sequence[int]) -> list[HeldJob | None]:
+        """`get` of several seqs; faster than one by one."""
+        found = list(map(peek, repeat(self), seqs))
+        if LeasedTogether in map(type, found):
+            return [self.get(seq) for seq in seqs]
+        return found
 
     def items(self) -> ItemsView[int, HeldJob]:  # type: ignore[override]
         """All jobs, each with a value of its own."""

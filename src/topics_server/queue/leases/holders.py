@@ -24,7 +24,9 @@ from topics_server.queue.leases.jobs import (
 Jobs = Mapping[int, HeldJob]
 
 
-def matched(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Matched:
+def matched(
+    jobs: HeldJobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+) -> Matched:
     """Sort the seqs of an ack; each counts once."""
     if _holds_all(jobs, node, seqs, lease_ids):
         return Matched(list(seqs), [], [])
@@ -64,11 +66,13 @@ def holds_together(together: LeasedTogether, node: str, lease_ids: Sequence[int]
     return lease_ids is None or lease_ids == [*range(first_id, first_id + together.left)]
 
 
-def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
+def _holds_all(
+    jobs: HeldJobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+) -> bool:
     """Whether the node holds all of these jobs (ascending), and none of their leases is ending."""
     before = 0
-    for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
-        job = jobs.get(seq)
+    fences = repeat(0) if lease_ids is None else lease_ids
+    for seq, fence, job in zip(seqs, fences, jobs.each(seqs), strict=False):
         if (
             seq <= before
             or job is None

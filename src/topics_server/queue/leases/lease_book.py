@@ -255,8 +255,8 @@ class LeaseBook(KeptJobs):
         if seqs and self._places.leased.discard_all(seqs, jobs[seqs[0]].at_ms):
             # The jobs have one deadline, so that most likely one claim leased them; none is busy.
             self._busy_count += len(seqs)
-            for seq in seqs:
-                job = jobs[seq]
+            for job in jobs.each(seqs):
+                assert job is not None
                 assert job.flags == job.pending == 0
                 job.flags = ACKING
             return
