@@ -2,7 +2,7 @@
 
 A worker mostly completes the jobs of a claim together, and nothing else happens to them. So a
 claim of many jobs stores one `LeasedTogether` under each of their seqs. The first access to a
-single job gives that job a value of its own (`HeldJob`), which then may change. Used by
+single job gives each of them a value of its own (`HeldJob`), which then may change. Used by
 `kept_jobs` and `lease_book`.
 """
 
@@ -25,11 +25,10 @@ class LeasedTogether(HeldJob, gc=False, kw_only=True):
     """Jobs that one claim leased, each for the first time: `seqs`, ascending.
 
     The fields of `HeldJob` are those of each job, except that `lease_id` is the id of the first
-    job; the ids ascend by one. `left`: the number of jobs that still share this value.
+    job; the ids ascend by one. The book has all of these jobs.
     """
 
     seqs: list[int]
-    left: int
 
 
 class HeldJobs(dict[int, HeldJob]):
@@ -42,18 +41,12 @@ class HeldJobs(dict[int, HeldJob]):
         self.update(dict.fromkeys(together.seqs, together))
 
     def together(self, seqs: Sequence[int]) -> LeasedTogether | None:
-        """The value that these jobs and no others share; None if there is none."""
+        """The value that exactly these jobs share; None if there is none."""
         found = peek(self, seqs[0])
-        if (
-            type(found) is LeasedTogether
-            and found.left == len(found.seqs) == len(seqs)
-            and found.seqs == seqs
-        ):
-            return found
-        return None
+        return found if type(found) is LeasedTogether and found.seqs == seqs else None
 
     def remove_together(self, together: LeasedTogether) -> None:
-        """Remove all jobs of a shared value, none of which has a value of its own."""
+        """Remove the jobs that share this value."""
         for seq in together.seqs:
             del self[seq]
 
@@ -71,7 +64,7 @@ class HeldJobs(dict[int, HeldJob]):
         """`get` of several seqs; faster than one by one."""
         found = list(map(peek, repeat(self), seqs))
         if LeasedTogether in map(type, found):
-            return [self.get(seq) for seq in seqs]
+            found = [self.get(seq) for seq in seqs]
         return found
 
     def items(self) -> ItemsView[int, HeldJob]:  # type: ignore[override]
@@ -81,24 +74,21 @@ class HeldJobs(dict[int, HeldJob]):
         return super().items()
 
     def look(self, seq: int) -> HeldJob | None:
-        """`get` for a caller that changes nothing: the job may go on sharing its value."""
+        """`get` for a caller that changes nothing: the jobs go on sharing their value."""
         job = peek(self, seq)
-        return _own(seq, job) if type(job) is LeasedTogether else job
+        if type(job) is not LeasedTogether:
+            return job
+        lease_id = job.lease_id + bisect_left(job.seqs, seq)
+        return HeldJob(lease_id, job.node, job.at_ms, 1, job.claimed_ts, flags=job.flags)
 
     def _split(self, seq: int, together: LeasedTogether) -> HeldJob:
-        """Give a job its own value."""
-        together.left -= 1
-        job = self[seq] = _own(seq, together)
-        return job
-
-
-def _own(seq: int, together: LeasedTogether) -> HeldJob:
-    """The value of one of the jobs."""
-    return HeldJob(
-        together.lease_id + bisect_left(together.seqs, seq),
-        together.node,
-        together.at_ms,
-        together.deliveries,
-        together.claimed_ts,
-        flags=together.flags,
-    )
+        """Give each of the jobs its own value; returns that of `seq`."""
+        node, at_ms, ts, flags = (
+            together.node,
+            together.at_ms,
+            together.claimed_ts,
+            together.flags,
+        )
+        for lease_id, each in enumerate(together.seqs, together.lease_id):
+            self[each] = HeldJob(lease_id, node, at_ms, 1, ts, 0, 0, 0, flags)
+        return self[seq]

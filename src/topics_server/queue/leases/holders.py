@@ -63,7 +63,7 @@ def holds_together(together: LeasedTogether, node: str, lease_ids: Sequence[int]
     if together.flags or together.node != node:
         return False
     first_id = together.lease_id
-    return lease_ids is None or lease_ids == [*range(first_id, first_id + together.left)]
+    return lease_ids is None or lease_ids == [*range(first_id, first_id + len(together.seqs))]
 
 
 def _holds_all(

@@ -136,6 +136,8 @@ class KeptJobs:
         acked = 0
         for seq in seqs:
             job = peek(jobs, seq)
+            if type(job) is LeasedTogether:
+                job = jobs[seq]
             if job is None:
                 if seq in delayed_until:
                     self.unclaimed.forget(seq)
@@ -147,8 +149,6 @@ class KeptJobs:
                 else:
                     timed.setdefault(job.at_ms, []).append(seq)
                 del jobs[seq]
-                if type(job) is LeasedTogether:
-                    job.left -= 1
         self._busy_count -= acked
         for at_ms, together in timed.items():
             self._places.take_out(together, at_ms)

@@ -163,9 +163,7 @@ class LeaseBook(KeptJobs):
         assert seqs
         jobs, at_ms, lease_id = self.jobs, deadline_ms + 1, first_id
         if len(seqs) >= MANY_JOBS:
-            jobs.add_together(
-                LeasedTogether(first_id, node, at_ms, 1, now_ms, seqs=list(seqs), left=len(seqs))
-            )
+            jobs.add_together(LeasedTogether(first_id, node, at_ms, 1, now_ms, seqs=list(seqs)))
         else:
             for seq in seqs:
                 jobs[seq] = HeldJob(lease_id, node, at_ms, 1, now_ms)

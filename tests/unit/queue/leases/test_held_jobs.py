@@ -17,7 +17,7 @@ SEQS = [3, 4, 5, 9]
 
 def _shared() -> tuple[HeldJobs, LeasedTogether]:
     jobs = HeldJobs()
-    together = LeasedTogether(100, "w", 50, 1, 7, seqs=SEQS, left=len(SEQS))
+    together = LeasedTogether(100, "w", 50, 1, 7, seqs=SEQS)
     jobs.add_together(together)
     return jobs, together
 
@@ -33,8 +33,8 @@ def test_a_job_that_is_accessed_has_a_value_of_its_own() -> None:
     assert job == HeldJob(101, "w", 50, 1, 7)
     assert jobs.get(4) is job
     job.node = "other"
-    assert jobs.together(SEQS) is None, "one of them is not shared any more"
-    assert (jobs[3].node, jobs[4].node, together.left) == ("w", "other", 2)
+    assert jobs.together(SEQS) is None, "none of them is shared any more"
+    assert (jobs[3].node, jobs[4].node) == ("w", "other")
     assert [job.lease_id for _, job in jobs.items()] == [100, 101, 102, 103]
     assert [type(peek(jobs, seq)) for seq in SEQS] == [HeldJob] * 4
 
