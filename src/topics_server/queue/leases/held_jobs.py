@@ -62,6 +62,8 @@ class HeldJobs(dict[int, HeldJob]):
 
     def each(self, seqs: Sequence[int]) -> list[HeldJob | None]:
         """`get` of several seqs; faster than one by one."""
+        if len(seqs) == 1:
+            return [self.get(seqs[0])]
         found = list(map(peek, repeat(self), seqs))
         if LeasedTogether in map(type, found):
             found = [self.get(seq) for seq in seqs]
