@@ -2,8 +2,9 @@
 
 A worker mostly completes the jobs of a claim together, and nothing else happens to them. So a
 claim of many jobs stores one `LeasedTogether` under each of their seqs. The first access to a
-single job gives each of them a value of its own (`HeldJob`), which then may change. Used by
-`kept_jobs` and `lease_book`.
+single job gives this job and its neighbors a value of their own (`HeldJob`), which then may change.
+The jobs of a large claim are not separated all at once: one call may access a thousand jobs, each
+of another claim. Used by `kept_jobs` and `lease_book`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from topics_server.queue.leases.jobs import HeldJob
 
 # From this number of jobs on, a claim stores one value for all of them.
 MANY_JOBS: Final = 8
+# How many neighbors one access separates. The rows of `LeasedTogether.seqs` form groups of this
+# many; all jobs of a group share the value, or none.
+_GROUP_JOBS: Final = 16
 # `peek(jobs, seq)`: `jobs.get(seq)` that may return a shared value, which must not be changed.
 peek: Final = dict.get
 
@@ -25,10 +29,12 @@ class LeasedTogether(HeldJob, gc=False, kw_only=True):
     """Jobs that one claim leased, each for the first time: `seqs`, ascending.
 
     The fields of `HeldJob` are those of each job, except that `lease_id` is the id of the first
-    job; the ids ascend by one. The book has all of these jobs.
+    job; the ids ascend by one. The book has all of these jobs while the value `is_whole`: none of
+    them was separated. After that the value does not change any more.
     """
 
     seqs: list[int]
+    is_whole: bool = True
 
 
 class HeldJobs(dict[int, HeldJob]):
@@ -43,7 +49,9 @@ class HeldJobs(dict[int, HeldJob]):
     def together(self, seqs: Sequence[int]) -> LeasedTogether | None:
         """The value that exactly these jobs share; None if there is none."""
         found = peek(self, seqs[0])
-        return found if type(found) is LeasedTogether and found.seqs == seqs else None
+        if type(found) is LeasedTogether and found.is_whole and found.seqs == seqs:
+            return found
+        return None
 
     def remove_together(self, together: LeasedTogether) -> None:
         """Remove the jobs that share this value."""
@@ -84,13 +92,17 @@ class HeldJobs(dict[int, HeldJob]):
         return HeldJob(lease_id, job.node, job.at_ms, 1, job.claimed_ts, flags=job.flags)
 
     def _split(self, seq: int, together: LeasedTogether) -> HeldJob:
-        """Give each of the jobs its own value; returns that of `seq`."""
-        node, at_ms, ts, flags = (
+        """Give the jobs of a group their own values; returns that of `seq`."""
+        seqs, node, at_ms, ts, flags = (
+            together.seqs,
             together.node,
             together.at_ms,
             together.claimed_ts,
             together.flags,
         )
-        for lease_id, each in enumerate(together.seqs, together.lease_id):
+        together.is_whole = False
+        at = bisect_left(seqs, seq)
+        at -= at % _GROUP_JOBS
+        for lease_id, each in enumerate(seqs[at : at + _GROUP_JOBS], together.lease_id + at):
             self[each] = HeldJob(lease_id, node, at_ms, 1, ts, 0, 0, 0, flags)
         return self[seq]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.queue.leases.test_lease_book import NOW, Desk
-from topics_server.queue.leases import kept_jobs, lease_book
+from topics_server.queue.leases import held_jobs, kept_jobs, lease_book
 from topics_server.queue.leases.held_jobs import HeldJobs, LeasedTogether, peek
 from topics_server.queue.leases.jobs import ACKING, HeldJob
 
@@ -45,6 +45,22 @@ def test_a_flag_of_all_is_the_flag_of_each() -> None:
     assert jobs[5].flags == ACKING
     jobs.remove_together(together)
     assert jobs == {}
+
+
+def test_an_access_separates_few_jobs_of_a_large_claim() -> None:
+    """One call may access jobs of a thousand claims, and must not make a million values."""
+    jobs = HeldJobs()
+    seqs = [*range(10, 2_010, 2)]
+    together = LeasedTogether(100, "w", 50, 1, 7, flags=ACKING, seqs=seqs)
+    jobs.add_together(together)
+    assert jobs[1_010] == HeldJob(600, "w", 50, 1, 7, flags=ACKING)
+    own = [seq for seq in seqs if type(peek(jobs, seq)) is HeldJob]
+    assert 1_010 in own
+    assert len(own) <= 16
+    assert jobs.together(seqs) is None, "not all of them share the value"
+    del jobs[1_010]
+    assert [job.lease_id for _, job in jobs.items()] == [*range(100, 600), *range(601, 1_100)]
+    assert len(jobs) == 999
 
 
 class Books:
@@ -141,6 +157,7 @@ def test_a_book_with_shared_values_answers_like_one_without(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(f"shared values {seed}")
+    monkeypatch.setattr(held_jobs, "_GROUP_JOBS", (16, 3, 1)[seed % 3])
     books = Books(monkeypatch)
     books.claim(9, 1_000)
     assert type(peek(books.desks[1].book.jobs, 1)) is LeasedTogether
