@@ -96,8 +96,7 @@ def _numbers_of_one_length(texts: list[str]) -> list[int] | None:
     The ids of one claim ascend by one, so that their tokens nearly always have the same length.
     """
     count, width = len(texts), len(texts[0]) - len(_TOKEN_START)
-    # Each token becomes a comma and its digits. The text has no other comma if there is one in each
-    # of these places, because the digits are checked.
+    # Each token becomes a comma and its digits; the text must have no other comma.
     text = ",".join(["", *texts])
     digits = text.replace(f",{_TOKEN_START}", ",")
     if (
@@ -105,6 +104,7 @@ def _numbers_of_one_length(texts: list[str]) -> list[int] | None:
         or len(text) - len(digits) != count * len(_TOKEN_START)
         or len(digits) != count * (width + 1)
         or digits[:: width + 1] != "," * count
+        or digits.count(",") != count
         or not digits.isascii()
     ):
         return None

@@ -83,6 +83,16 @@ def test_what_is_no_token_matches_no_lease(text: str) -> None:
     assert lease_number(text) == 0
 
 
+@pytest.mark.parametrize("digits", range(1, 17))
+def test_no_comma_is_a_digit_of_a_token(digits: int) -> None:
+    tokens = [lease_text(int("1" * digits, 16))] * 20
+    for at in range(len(tokens[7])):
+        wrong = [*tokens]
+        wrong[7] = f"{tokens[7][:at]},{tokens[7][at + 1 :]}"
+        assert lease_numbers(wrong) == [*map(lease_number, wrong)]
+        assert lease_numbers(wrong)[7] == 0
+
+
 def test_tokens_are_hex() -> None:
     assert lease_text(0x7F3A9C) == "lease_7f3a9c"
     assert lease_number("lease_7f3a9c") == 0x7F3A9C
