@@ -29,7 +29,7 @@ _HEAD_BYTES_MAX: Final = KIB
 _HEADS_MAX: Final = 16_384
 _MEMORY_MAX: Final = 32 * MIB
 _CALL_BYTES: Final = 700
-_LINE_BYTES: Final = 100
+_LINE_BYTES: Final = 120
 _COPIES: Final = 2
 # When the table is full, one new head in this many takes a place: clients that use more heads than
 # it holds, in turns, would otherwise replace each head before it comes again.
@@ -112,16 +112,18 @@ class KnownHeads:
         exactly this request: then its first empty line is the end of its head. Once heads were
         forgotten for others, one in `_REPLACED_EVERY` is kept.
         """
-        if self._forgotten:
-            self._passed_over += 1
-            if self._passed_over % _REPLACED_EVERY:
-                return
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         if end >= len(_END) and len(data) == end + length and length == call.length:
             head = data[:end]
             if call.counter:
                 head = self._without_number(head, call.counter)
                 if not head:
+                    return
+            # Count only heads that can be kept: others that come in turns with them would take
+            # each place, and use none.
+            if self._forgotten:
+                self._passed_over += 1
+                if self._passed_over % _REPLACED_EVERY:
                     return
             if _OF_KEYS in head.lower():
                 self._add(self._by_digest, self._digest(head), head, call)

@@ -260,9 +260,14 @@ async def test_the_estimate_of_a_known_heads_memory_is_no_less_than_the_memory()
     """Measured with few and with many fields: the server may not keep more than its bound."""
     side, _ = await side_of()
     heads = side.config.loaded_app.topics_door.known_heads
-    many = b"".join(b"%c%c:\r\n" % (97 + i // 26, 97 + i % 26) for i in range(80))
-    for fields in (b"", many):
-        heads.clear()
+    empty, short = (
+        b"".join(b"%c%c:%b\r\n" % (97 + i // 26, 97 + i % 26, text) for i in range(86))
+        for text in (b"", b"vv")
+    )
+    for fields in (b"", empty, short):
+        side.protocol.connection_lost(None)
+        side, _ = await side_of()
+        heads = side.config.loaded_app.topics_door.known_heads
         requests = [
             request(DIFF, b"/v0/topics/t/diff", JSON + fields + b"x-turn: %03d\r\n" % turn)
             for turn in range(200)
@@ -371,4 +376,24 @@ async def test_a_full_table_keeps_its_heads(monkeypatch: pytest.MonkeyPatch) -> 
     found = [data for data in asked if heads._by_head.get(data.partition(b"{")[0])]
     assert len(heads) == len(found) == 8
     assert parsed == asked
+    side.protocol.connection_lost(None)
+
+
+async def test_heads_that_cannot_be_kept_take_no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full table keeps a new head although every second request has one that is too long."""
+    monkeypatch.setattr(known_heads, "_HEADS_MAX", 4)
+    monkeypatch.setattr(known_heads, "_REPLACED_EVERY", 4)
+    side, parsed = await side_of()
+    heads = side.config.loaded_app.topics_door.known_heads
+
+    def asked(turn: int, more: bytes = b"") -> bytes:
+        return request(DIFF, b"/v0/topics/t/diff", JSON + more + b"x-turn: %d\r\n" % turn)
+
+    for turn in range(5):
+        side.protocol.data_received(asked(turn))
+    for _ in range(20):
+        side.protocol.data_received(asked(9))
+        side.protocol.data_received(asked(9, b"x-long: %b\r\n" % (b"v" * 2_000)))
+    assert len(heads) == 4
+    assert parsed.count(asked(9)) == 4, "the fourth request of this head was kept"
     side.protocol.connection_lost(None)
