@@ -559,9 +559,9 @@ def test_figures_of_views(own: NewServer) -> None:
     viewing = Viewing(api, "t")
     view = viewing.made("v", COUNTS)
     seq = api.add("t", 1, 2, 3, tag="a")["last_seq"]
+    viewing.caught_up(view)
     viewing.rows(view, after=seq)
     refused(viewing.query(view, after=99, query="all"), 504, "view_timeout")
-    viewing.caught_up(view)
     shown = good(api.http.get("/v0/metrics", headers={"Accept": "application/json"}))
     one = [{"labels": {"view": "t/v"}, "value": 3.0}]
     assert [shown["topics_views"], shown["topics_views_failed"], shown["topics_view_lag_max"]] == [
