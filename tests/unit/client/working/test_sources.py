@@ -70,7 +70,8 @@ def test_a_server_that_does_not_wait_is_not_asked_all_the_time(
     fake.has_wait = False
     seen: list[Any] = []
     run = start(lambda job: seen.append(job.data), push="never", effects=effects)
-    fake.wait_for(lambda: len(fake.calls("claim")) >= 4)
+    # Count the pauses: on a busy machine a claim may fail, and be sent once more.
+    fake.wait_for(lambda: len(effects.of(51, 101, 201)) >= 3)
     fake.add("late")
     fake.wait_for(lambda: not fake.jobs)
     assert run.stop() == Stats(done=1)
