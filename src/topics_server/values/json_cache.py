@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from topics_server.values.blocks import BYTES_MARK, TRACE_MARK, Block, split_trace
+from topics_server.values.columns.json_rows import render_columns
 from topics_server.values.limits import MIB
 from topics_server.values.model import PayloadKind
 from topics_server.values.record_codecs import split_bytes_meta
@@ -33,6 +34,8 @@ RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
 # Blocks with fewer records and fewer bytes are cheaper to render again than to keep.
 CACHED_RECORDS_MIN: Final = 32
 CACHED_BYTES_MIN: Final = 65_536
+# Fewer rows are rendered faster one by one than column by column.
+COLUMNS_ROWS_MIN: Final = 64
 # Memory of a cache entry beside its bytes.
 _ENTRY_BYTES: Final = 512
 
@@ -62,12 +65,26 @@ class JsonBlock(msgspec.Struct, frozen=True, gc=False):
 
 def render_block(block: Block, shown: int) -> JsonBlock:
     """Render every record of a block; `shown` is a sum of `TAGS`, `META` and `DATA`."""
+    count = len(block.times)
+    if count >= COLUMNS_ROWS_MIN and block.kinds.count(_JSON) == count:
+        return JsonBlock(*_render_stretch(block, 0, count, shown))
     texts = render_rows(block, range(block.count), shown)
     # Latin-1 maps each byte to one character, so lengths are byte lengths and no byte is changed.
     body = ",".join(texts).encode("latin-1")
     offsets = array("I", accumulate((len(text) + 1 for text in texts), initial=0))
     assert offsets[-1] == len(body) + 1
     return JsonBlock(body, offsets)
+
+
+def _render_stretch(
+    block: Block, first_row: int, end_row: int, shown: int
+) -> tuple[bytes, array[int]]:
+    """Consecutive rows of plain JSON records, and the offset of each."""
+    labels = [(b"$node", block.nodes)]
+    if shown & TAGS:
+        labels.append((b"$tag", block.tags))
+    has_data, has_meta = shown & DATA != 0, shown & META != 0
+    return render_columns(block, first_row, end_row, labels, with_data=has_data, with_meta=has_meta)
 
 
 def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from typing import Final
 
 from topics_server.engine.answers import Page
 from topics_server.engine.log.block_slices import slice_block
@@ -28,10 +29,38 @@ from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX, BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch
 from topics_server.values.storage_types import Offload
 
+# The maximum of rows that one read unpacks.
+_ROWS_TOGETHER: Final = 8 * BLOCK_RECORDS_MAX
+
 
 def _kind_of(fetch: Fetch) -> tuple[int, bool]:
     """The key of a fetch: its segment, and whether it is read group by group."""
     return fetch.segment_id, fetch.is_group
+
+
+def _adjacent(fetches: Sequence[Fetch]) -> Iterable[list[Fetch]]:
+    """Fetches whose rows follow each other, together: one read unpacks their rows at once."""
+    together: list[Fetch] = []
+    for fetch in fetches:
+        if together and (
+            fetch.first_row != together[-1].end_row
+            or fetch.end_row - together[0].first_row > _ROWS_TOGETHER
+        ):
+            yield together
+            together = []
+        together.append(fetch)
+    yield together
+
+
+def _parts(block: Block, fetches: Sequence[Fetch]) -> dict[Fetch, Block]:
+    """The block of each fetch, cut from a block of all their rows."""
+    if len(fetches) == 1:
+        return {fetches[0]: block}
+    first = fetches[0].first_row
+    return {
+        fetch: slice_block(block, fetch.first_row - first, fetch.end_row - first)
+        for fetch in fetches
+    }
 
 
 class Fetcher:
@@ -130,9 +159,10 @@ class Fetcher:
             together = list(fetches)
             try:
                 if is_group or len(together) == 1:
-                    for fetch in together:
-                        block = read(topic_id, segment_id, fetch.first_row, fetch.end_row)
-                        found[fetch] = block
+                    for range_ in _adjacent(together):
+                        first_row, end_row = range_[0].first_row, range_[-1].end_row
+                        block = read(topic_id, segment_id, first_row, end_row)
+                        found |= _parts(block, range_)
                 else:
                     rows = [fetch.first_row for fetch in together]
                     blocks = read_rows(topic_id, segment_id, rows, PAGE_BYTES_MAX)

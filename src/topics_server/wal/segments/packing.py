@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from topics_server.values.blocks import Block
+from topics_server.values.columns.cutting import can_cut, cut, texts_of
 from topics_server.values.errors import Damaged
 from topics_server.values.limits import (
     RECORD_FRAMING_BYTES,
@@ -51,6 +52,8 @@ _RowFields = tuple[int, ...]
 _OFFSET: Final = 2
 # Rows that lie together within this many bytes are read in one call.
 _READ_AS_ONE_BYTES: Final = 65_536
+# A name is decoded once for all its rows if the names have as many rows on average.
+_ROWS_OF_A_NAME: Final = 4
 
 
 def pack(
@@ -216,14 +219,14 @@ def unpack_block(
     lengths = np.empty(2 * len(rows), "<i8")
     lengths[::2], lengths[1::2] = rows["data_bytes"], rows["meta_bytes"]
     ends = data_starts + lengths[::2] + lengths[1::2]
-    start_list, end_list = starts.tolist(), ends.tolist()
 
     raw = bytes(data)
-    take = raw.__getitem__
-    spans = map(take, map(slice, start_list, end_list))
-    found = np.fromiter(map(xxhash.xxh3_64_intdigest, spans), "<u8", len(rows))
-    wrong = np.flatnonzero(found != rows["xxh3"])
-    if len(wrong):
+    spans = _pieces(raw, starts, ends)
+    found = b"".join(map(xxhash.xxh3_64_digest, spans))
+    # A digest has its highest byte first.
+    expected = rows["xxh3"].astype(">u8")
+    if found != expected.tobytes():
+        wrong = np.flatnonzero(np.frombuffer(found, ">u8") != expected)
         bad = outside(wrong + first_row, unwanted)
         if len(bad):
             raise Damaged(*ranges_of(bad))
@@ -231,7 +234,6 @@ def unpack_block(
         rows["tag_id"][wrong] = rows["node_id"][wrong] = ABSENT
         lengths[2 * wrong] = lengths[2 * wrong + 1] = 0
         ends[wrong] = data_starts[wrong]
-        end_list = ends.tolist()
 
     times, block_ends = array("q"), array("I")
     times.frombytes(rows["ts"].tobytes())
@@ -242,9 +244,9 @@ def unpack_block(
         first_seq=columns.first_seq + first_row,
         times=times,
         ends=block_ends,
-        body=b"".join(map(take, map(slice, data_starts.tolist(), end_list))),
-        tags=_names_of(raw, rows["tag_id"], tag_starts, rows["tag_bytes"]),
-        nodes=_names_of(raw, rows["node_id"], node_starts, rows["node_bytes"]),
+        body=b"".join(_pieces(raw, data_starts, ends)),
+        tags=_names_of(raw, rows["tag_id"], tag_starts, rows["tag_bytes"], len(columns.tags)),
+        nodes=_names_of(raw, rows["node_id"], node_starts, rows["node_bytes"], len(columns.nodes)),
         kinds=rows["kind"].tobytes(),
         hops=rows["hop"].tobytes(),
     )
@@ -323,18 +325,37 @@ def _row_block(data: bytes, fields: _RowFields, seq: int) -> Block | None:
     )
 
 
-def _names_of(raw: bytes, ids: Array, starts: Array, lengths: Array) -> list[str | None]:
-    """The tags or nodes of the rows, from the records; each distinct name is decoded once."""
+def _pieces(raw: bytes, starts: Array, ends: Array) -> Sequence[bytes]:
+    """The bytes of each range; ranges of a damaged index may lie anywhere."""
+    if can_cut(raw, starts, ends):
+        return cut(raw, starts, ends)
+    return list(map(raw.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+
+
+def _names_of(
+    raw: bytes, ids: Array, starts: Array, lengths: Array, distinct: int
+) -> list[str | None]:
+    """The tags or nodes of the rows, from the records. The segment has `distinct` of them."""
+    count = len(ids)
+    is_absent = ids == ABSENT
+    absent = int(np.count_nonzero(is_absent))
+    if absent == count:
+        return [None] * count
+    # Usually either nearly every row has its own name, or only few names exist.
+    if distinct > count // _ROWS_OF_A_NAME:
+        ends = starts + np.where(is_absent, 0, lengths)
+        each: list[str | None] = [*texts_of(_pieces(raw, starts, ends))]
+        for row in np.flatnonzero(is_absent).tolist() if absent else ():
+            each[row] = None
+        return each
+    # Decode each name once, from its last row.
     numbers: list[int] = ids.tolist()
-    # Find the last row of each name: usually either nearly every row has its own name, or only few
-    # names exist.
-    last: dict[int, int] = dict(zip(numbers, range(len(numbers)), strict=True))
+    last: dict[int, int] = dict(zip(numbers, range(count), strict=True))
     last.pop(ABSENT, None)
     names: dict[int, str | None] = {ABSENT: None}
-    if last:
-        at = np.fromiter(last.values(), "<i8", len(last))
-        begins = starts[at]
-        spans = map(slice, begins.tolist(), (begins + lengths[at]).tolist())
-        pieces = map(raw.__getitem__, spans)
-        names.update(zip(last, map(str, pieces, repeat("utf-8")), strict=True))
+    at = np.fromiter(last.values(), "<i8", len(last))
+    begins = starts[at]
+    spans = map(slice, begins.tolist(), (begins + lengths[at]).tolist())
+    pieces = map(raw.__getitem__, spans)
+    names.update(zip(last, map(str, pieces, repeat("utf-8")), strict=True))
     return list(map(names.__getitem__, numbers))
