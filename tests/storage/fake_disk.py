@@ -201,6 +201,13 @@ class _FakeFile:
         assert not self._closed, f"{self.path} is closed"
         return bytes(self._inode.data[offset : offset + length])
 
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        if not self._disk.is_cached:
+            return None
+        assert not self._closed, f"{self.path} is closed"
+        found = bytes(self._inode.data[offset : offset + length])
+        return found if len(found) == length else None
+
     def sync(self) -> None:
         assert not self._closed, f"{self.path} is closed"
         try:
@@ -255,6 +262,8 @@ class FakeDisk:
         self.capacity_bytes = capacity_bytes
         self.boot_id = "boot-1"
         self.evicts = False
+        # Whether the page cache has every file, so that `pread_now` returns its bytes.
+        self.is_cached = False
         self.failed_syncs = 0
         # Files whose last write was refused.
         self.refused: set[str] = set()

@@ -54,10 +54,14 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """Rows of one block that belong to a page, ascending. `rows` is a `range` when unbroken."""
+    """Rows of one block that belong to a page, ascending. `rows` is a `range` when unbroken.
+
+    `is_kept`: whether later pages may have the same block, so that its JSON is worth keeping.
+    """
 
     block: Block
     rows: Sequence[int]
+    is_kept: bool = True
 
 
 class Page(msgspec.Struct, frozen=True):

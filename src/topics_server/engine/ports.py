@@ -166,6 +166,13 @@ class SegmentsPort(Protocol):
         """
         ...
 
+    def read_now(self, topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
+        """What `read` returns, if it takes no wait for the disk and at most `most` bytes of a file.
+
+        For the loop's thread. Returns None for rows with damage, too: `read` reports it.
+        """
+        ...
+
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
     ) -> list[Block]:

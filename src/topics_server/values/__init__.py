@@ -2,6 +2,7 @@
 
 - `appends`: decodes the body of an append into records, and checks the configurable limits (§2).
 - `blocks`: a block: an immutable run of consecutive records, stored in columns.
+- `columns/`: work on whole columns of records at once, by numpy and `struct`.
 - `copies`: decodes a router's copies, live, in replay and in an offline dump.
 - `entries`: the journal's entry types: every durable fact of the server.
 - `errors`: the two families of errors: errors of requests and damage of storage.

@@ -66,7 +66,7 @@ class JsonBlock(msgspec.Struct, frozen=True, gc=False):
 def render_block(block: Block, shown: int) -> JsonBlock:
     """Render every record of a block; `shown` is a sum of `TAGS`, `META` and `DATA`."""
     count = len(block.times)
-    if count >= COLUMNS_ROWS_MIN and block.kinds.count(_JSON) == count:
+    if _is_for_columns(block, range(count)):
         return JsonBlock(*_render_stretch(block, 0, count, shown))
     texts = render_rows(block, range(block.count), shown)
     # Latin-1 maps each byte to one character, so lengths are byte lengths and no byte is changed.
@@ -74,6 +74,14 @@ def render_block(block: Block, shown: int) -> JsonBlock:
     offsets = array("I", accumulate((len(text) + 1 for text in texts), initial=0))
     assert offsets[-1] == len(body) + 1
     return JsonBlock(body, offsets)
+
+
+def _is_for_columns(block: Block, rows: Sequence[int]) -> bool:
+    """Whether `_render_stretch` renders these ascending rows."""
+    count = len(rows)
+    if count < COLUMNS_ROWS_MIN or rows[-1] - rows[0] != count - 1:
+        return False
+    return block.kinds.count(_JSON, rows[0], rows[-1] + 1) == count
 
 
 def _render_stretch(
@@ -228,8 +236,13 @@ class JsonCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def slices(self, block: Block, rows: Sequence[int], shown: int) -> list[bytes | memoryview]:
-        """The objects of ascending rows (at least one), as slices to be joined by commas."""
+    def slices(
+        self, block: Block, rows: Sequence[int], shown: int, *, is_kept: bool = True
+    ) -> list[bytes | memoryview]:
+        """The objects of ascending rows (at least one), as slices to be joined by commas.
+
+        `is_kept`: whether the JSON of most of a block is kept.
+        """
         assert len(rows) > 0
         key = (id(block), shown)
         entry = self._entries.get(key)
@@ -240,9 +253,11 @@ class JsonCache:
         else:
             row_count = len(block.times)
             is_small = row_count < CACHED_RECORDS_MIN and len(block.body) < CACHED_BYTES_MIN
-            if is_small or 2 * len(rows) < row_count:
+            if is_small or not is_kept or 2 * len(rows) < row_count:
                 if len(rows) == 1:
                     return [_render_row(block, rows[0], shown)]
+                if _is_for_columns(block, rows):
+                    return [_render_stretch(block, rows[0], rows[-1] + 1, shown)[0]]
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
             json_block = render_block(block, shown)
             self._put(block, shown, json_block)

@@ -58,6 +58,10 @@ class File(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
         ...
 
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        """`length` bytes if they are in memory; None if the read would wait, or fails."""
+        ...
+
     def sync(self) -> None:
         """Make bytes and size durable (fdatasync); never call it again after a failure."""
         ...
@@ -253,6 +257,16 @@ class OsFile:
         except OSError as error:
             raise storage_error(error, self.path) from error
         return data
+
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        """See `File.pread_now`."""
+        data = bytearray(length)
+        try:
+            # Not all file systems support it, and macOS does not.
+            found = os.preadv(self._fd, [data], offset, os.RWF_NOWAIT)
+        except (OSError, AttributeError):
+            return None
+        return bytes(data) if found == length else None
 
     def sync(self) -> None:
         """See `File.sync`."""

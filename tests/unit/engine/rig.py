@@ -230,6 +230,9 @@ class ListSegments:
             raise Damaged(bad)
         return index.read(first_row, end_row)
 
+    def read_now(self, topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
+        return None
+
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
     ) -> list[Block]:

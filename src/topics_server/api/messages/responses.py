@@ -94,7 +94,7 @@ def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[byt
     """The answer to a diff (§3) up to its `performance`, as parts to be joined."""
     parts: list[bytes | memoryview] = [b'{"topic":"%b","records":[' % name.encode("ascii")]
     for piece in page.pieces:
-        for part in cache.slices(piece.block, piece.rows, shown):
+        for part in cache.slices(piece.block, piece.rows, shown, is_kept=piece.is_kept):
             parts.append(part)
             parts.append(b",")
     if len(parts) > 1:

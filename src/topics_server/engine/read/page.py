@@ -10,8 +10,8 @@ seq. Only this module has the tombstone rule (§3.3). Called by `engine/reads`, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
@@ -101,6 +101,11 @@ def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
             assert block.count == piece.fetch.end_row - piece.fetch.first_row
             piece = Piece(block, piece.rows)
         pieces.append(piece)
+    return page_of(plan, pieces)
+
+
+def page_of(plan: PagePlan, pieces: list[Piece]) -> Page:
+    """The page of a plan, made of these pieces."""
     return Page(
         pieces=pieces,
         next_from_seq=plan.next_from_seq,
@@ -281,13 +286,23 @@ class _Scan:
                 assert isinstance(run, OpenBlock)
                 first = rows[0]
                 block = run.block_of(first, rows[-1] + 1)
-                self.pieces.append(Piece(block, _shifted(rows, first)))
+                self.pieces.append(Piece(block, shifted(rows, first)))
         return stop
 
     def _sealed(self, run: SealedRun, row: int, end: int, low: int, high: int) -> int:
         """Like `_resident`, group by group; a fetch stays within rows `low..high - 1`."""
         if self.search is not None:
             return self._sealed_found(run, row, end, low, high)
+        stop = min(end, row + self.limit)
+        if not (self.nodes or run.has_damage) and run.dead.find(1, row, stop) < 0:
+            # Usually all rows are live: weigh those of all groups at once.
+            rows, row = self._take(run, row, stop)
+            for first_row in _groups_of(rows):
+                group = first_row - first_row % BLOCK_RECORDS_MAX
+                first, last = max(low, group), min(high, group + BLOCK_RECORDS_MAX)
+                inside = range(first_row - first, min(rows[-1] + 1, last) - first)
+                self.pieces.append(SealedPiece(Fetch(run.segment_id, first, last), inside))
+            return row
         while row < end and not self.is_full:
             live = run.dead.find(0, row, end)
             if live < 0:
@@ -299,7 +314,7 @@ class _Scan:
                 first = max(low, group)
                 last = min(high, group + BLOCK_RECORDS_MAX)
                 fetch = Fetch(run.segment_id, first, last)
-                self.pieces.append(SealedPiece(fetch, _shifted(rows, first)))
+                self.pieces.append(SealedPiece(fetch, shifted(rows, first)))
             if row < stop:
                 break
         return row
@@ -413,6 +428,14 @@ class _Scan:
         return rows, weight
 
 
+def _groups_of(rows: Sequence[int]) -> Iterable[int]:
+    """The first of these consecutive rows in each group."""
+    if not rows:
+        return ()
+    second = rows[0] - rows[0] % BLOCK_RECORDS_MAX + BLOCK_RECORDS_MAX
+    return chain((rows[0],), range(second, rows[-1] + 1, BLOCK_RECORDS_MAX))
+
+
 def _next_segments(log: Log, index: int, last: int, search: Search) -> tuple[int, ...]:
     """The segments to search together, from the run at `index` on."""
     found: list[int] = []
@@ -448,11 +471,12 @@ def pieces_of_group(
     Otherwise a page of rare rows would read and unpack hundreds of other rows for each row.
     """
     if len(rows) > FEW_ROWS:
-        return [SealedPiece(Fetch(segment_id, first, end), _shifted(rows, first))]
+        return [SealedPiece(Fetch(segment_id, first, end), shifted(rows, first))]
     return [SealedPiece(Fetch(segment_id, row, row + 1, is_group=False), range(1)) for row in rows]
 
 
-def _shifted(rows: Sequence[int], offset: int) -> Sequence[int]:
+def shifted(rows: Sequence[int], offset: int) -> Sequence[int]:
+    """The rows, counted from row `offset` on."""
     if isinstance(rows, range):
         return range(rows.start - offset, rows.stop - offset)
     return [row - offset for row in rows]

@@ -47,7 +47,7 @@ def write_decimals(texts: Array, end: int, values: Array, width: int) -> None:
         low = _TEXTS[left if is_last else left - high * _TEXT_LIMIT]
         if width >= _TEXT_DIGITS:
             # A view of the last four digits of all texts.
-            at = np.ndarray((count,), "<u4", texts, end - _TEXT_DIGITS, (size,))  # type: ignore[call-overload]
+            at = np.ndarray((count,), "<u4", texts, end - _TEXT_DIGITS, (size,))
             at[:] = low
         else:
             texts[:, end - width : end] = low.view("u1").reshape(count, -1)[:, -width:]

@@ -246,6 +246,10 @@ class SegmentColumns:
             end = first + 1 if found else first
         return self.tag_rows[int(self.tag_starts[first]) : int(self.tag_starts[end])]
 
+    def span(self, first_row: int, end_row: int) -> tuple[int, int]:
+        """The bytes of rows `first_row..end_row - 1` in `.data`: their start and their end."""
+        return int(self.rows["offset"][first_row]), self.record_end(end_row - 1)
+
     def record_end(self, row: int) -> int:
         """The offset in `.data` after a record and its checksum."""
         if row + 1 < len(self.rows):

@@ -46,6 +46,19 @@ class FileHandles:
         finally:
             self._release(handle)
 
+    def read_now(self, key: Hashable, length: int, offset: int) -> bytes | None:
+        """Bytes of a file that is open; None if they are not in memory, or a file is opened."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            handle = self._open.get(key)
+            if handle is None:
+                return None
+            self._open.move_to_end(key)
+            return handle.file.pread_now(length, offset)
+        finally:
+            self._lock.release()
+
     def drop(self, key: Hashable) -> None:
         """Close the file of `key` once no thread reads it; the next lease opens it again."""
         with self._lock:

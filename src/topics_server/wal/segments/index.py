@@ -89,6 +89,17 @@ class SealedColumns:
             assert columns.record_count == self.record_count
         return columns
 
+    def span_now(self, rows: range, most: int) -> tuple[SegmentColumns, int, int] | None:
+        """The columns, and offset and length of these rows in `.data`, if they have `most` bytes.
+
+        None if they have more, if the columns are not mapped, or if a delete flag is unknown.
+        """
+        columns = self._columns
+        if columns is None or self.bad_rows or not self.is_readable:
+            return None
+        start, end = columns.span(rows.start, rows.stop)
+        return (columns, start, end - start) if start < end <= start + most else None
+
     def unmap(self) -> None:
         """Unmap after the last use; the next use maps it again."""
         if not self.is_held:
@@ -112,6 +123,8 @@ class SealedColumns:
         """The sum over the rows whose `dead` byte is 0; `dead` covers the segment or the range."""
         assert len(dead) in (self.record_count, end_row - first_row)
         counted = self.columns().rows["counted_bytes"][first_row:end_row]
+        if len(dead) == len(counted) and not dead.strip(b"\0"):
+            return int(np.add.reduce(counted, dtype="<i8"))
         flags = np.frombuffer(dead, "u1")
         if len(flags) != len(counted):
             flags = flags[first_row:end_row]

@@ -166,8 +166,7 @@ class SealedSegments:
         unwanted: Sequence[tuple[int, int]],
     ) -> Block:
         columns, segment_id = index.columns(), index.segment_id
-        start = int(columns.rows["offset"][first_row])
-        end = columns.record_end(end_row - 1)
+        start, end = columns.span(first_row, end_row)
         with self._file_handles.lease(
             (topic.topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
         ) as file:
@@ -175,6 +174,18 @@ class SealedSegments:
         if end_row == first_row + 1:
             return unpack_row(data, columns, first_row, unwanted)
         return unpack_block(data, columns, first_row, end_row, unwanted)
+
+    def read_now(self, topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
+        """See `ports.Segments.read_now`."""
+        index = self._topic(topic_id).indexes.get(segment_id)
+        span = None if index is None else index.span_now(rows, most)
+        if span is None:
+            return None
+        data = self._file_handles.read_now((topic_id, segment_id), span[2], span[1])
+        try:
+            return None if data is None else unpack_block(data, span[0], rows.start, rows.stop)
+        except Damaged:
+            return None
 
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int

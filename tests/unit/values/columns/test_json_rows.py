@@ -1,0 +1,51 @@
+"""Rows that are rendered column by column are the rows that are rendered one by one."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+
+from topics_server.values.blocks import Block, make_block
+from topics_server.values.json_cache import DATA, META, TAGS, JsonCache, render_block, render_rows
+
+COUNT = 300
+
+
+def block_of(first_seq: int, times: list[int], tags: list[str | None], *, metas: bool) -> Block:
+    return make_block(
+        first_seq,
+        array("q", times),
+        [json.dumps({"n": "x" * (row % 7)}).encode() for row in range(COUNT)],
+        [b'{"m":%d}' % row if row % 3 else b"" for row in range(COUNT)] if metas else None,
+        tags,
+        [None] * COUNT,
+    )
+
+
+@pytest.mark.parametrize("first_seq", [1, 950, 123_456_789])
+@pytest.mark.parametrize("times", [[1_790_000_000_000 + 97 * n for n in range(COUNT)], [7] * COUNT])
+@pytest.mark.parametrize("metas", [False, True])
+@pytest.mark.parametrize(
+    "tags",
+    [
+        [None] * COUNT,
+        [f"t-{row}" for row in range(COUNT)],
+        ['","', '"', "\\", "\x00\n", "é", ""] * (COUNT // 6),
+        [None if row % 2 else '","' for row in range(COUNT)],
+    ],
+)
+def test_columns_are_rendered_as_rows_are(
+    first_seq: int, times: list[int], tags: list[str | None], metas: bool
+) -> None:
+    block = block_of(first_seq, times, tags, metas=metas)
+    for shown in (DATA, TAGS, TAGS | DATA, TAGS | META | DATA):
+        alone = [render_rows(block, (row,), shown)[0].encode("latin-1") for row in range(COUNT)]
+        found = render_block(block, shown)
+        assert found.body == b",".join(alone)
+        assert [bytes(found.rows(row, row)) for row in range(COUNT)] == alone
+        cache = JsonCache()
+        part = cache.slices(block, range(10, 120), shown, is_kept=False)
+        assert b",".join(part) == b",".join(alone[10:120])
+        assert len(cache) == 0
