@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
+
+import msgspec
 
 from tests.model.plain import Answer, Append, Delete, Plain, Put, Rec, Step
 from tests.model.world import FakeClock
-from topics_server.engine.answers import Gap, ReadRequest
+from topics_server.engine.answers import Gap, Page, ReadRequest
+from topics_server.engine.read.block_cache import BlockCache
 from topics_server.engine.store import Store
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX
 from topics_server.values.model import LossReason, TopicConfig
 
 End = Literal["none", "clean", "kill", "power"]
@@ -41,7 +45,7 @@ async def look(store: Store, name: str, clock: FakeClock) -> Seen | None:
     """Read a whole topic at one moment, page by page; None if there is no such topic."""
     for _ in range(20):
         before = _marks(store, name, clock)
-        seen = await _look_once(store, name, clock.now_ms())
+        seen = await _look_once(store, name, clock)
         if _marks(store, name, clock) == before:
             return seen
     raise AssertionError("the clock does not stand still")
@@ -59,7 +63,8 @@ def _marks(store: Store, name: str, clock: FakeClock) -> tuple[object, ...]:
     return (*moment, state.head_seq, state.earliest_seq, state.evict_floor, state.count)
 
 
-async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
+async def _look_once(store: Store, name: str, clock: FakeClock) -> Seen | None:
+    now_ms = clock.now_ms()
     try:
         state = store.state(name, touch=False)
     except TopicsError as error:
@@ -70,7 +75,7 @@ async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
     gaps: list[Gap] = []
     cursor = 0
     for _ in range(1000):
-        page = await store.read(name, ReadRequest(cursor, 500, 1 << 22))
+        page = await read_both_ways(store, name, ReadRequest(cursor, 500, 1 << 22), clock)
         gaps += [page.gap] if page.gap is not None else []
         for piece in page.pieces:
             block = piece.block
@@ -103,6 +108,36 @@ async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
         assert page.next_from_seq > cursor, f"{name}: a page that does not move"
         cursor = page.next_from_seq
     raise AssertionError(f"{name}: 1,000 pages and no end")
+
+
+async def read_both_ways(store: Store, name: str, request: ReadRequest, clock: FakeClock) -> Page:
+    """The page of `Store.read`; one that is read without a wait for the disk must be equal."""
+    before = _marks(store, name, clock)
+    page = await store.read(name, request)
+    # The direct way reads from the files again, which are open now.
+    cast(Any, store.read).__self__._fetcher._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
+    direct = store.read_resident(name, request)
+    if direct is not None and _marks(store, name, clock) == before:
+        assert outside_of(direct) == outside_of(page)
+        assert rows_of(direct) == rows_of(page)
+    return page
+
+
+def outside_of(page: Page) -> Page:
+    """A page without its records."""
+    return msgspec.structs.replace(page, pieces=[])
+
+
+def rows_of(page: Page) -> list[tuple[object, ...]]:
+    """Everything that a page has about each of its records."""
+    found: list[tuple[object, ...]] = []
+    for piece in page.pieces:
+        block = piece.block
+        for row in piece.rows:
+            texts = bytes(block.data(row)), bytes(block.meta(row))
+            labels = block.tags[row], block.nodes[row], block.kinds[row], block.hops[row]
+            found.append((block.first_seq + row, block.times[row], *texts, *labels))
+    return found
 
 
 def covers(gaps: Sequence[Gap], first: int, last: int) -> bool:

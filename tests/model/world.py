@@ -148,6 +148,7 @@ class World:
     def __init__(self, seed: int, **changes: Any) -> None:
         self.rng = random.Random(seed)
         self.disk = FakeDisk(seed)
+        self.disk.is_cached = seed % 2 == 1
         self.clock = FakeClock()
         self.changes: dict[str, Any] = {
             "data_dir": Path("data"),

@@ -202,6 +202,7 @@ class _FakeFile:
         return bytes(self._inode.data[offset : offset + length])
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
+        self._disk.check_alive()
         if not self._disk.is_cached:
             return None
         assert not self._closed, f"{self.path} is closed"

@@ -44,6 +44,35 @@ def test_bytes_come_back_and_reads_stop_at_the_end(root: str) -> None:
     assert os.stat(f"{root}/a").st_mode & 0o777 == 0o600
 
 
+def test_bytes_in_memory_are_read_without_a_wait(root: str) -> None:
+    file = OsFs().open(f"{root}/a", create=True)
+    file.pwrite(b"hello", 0)
+    file.sync()
+    found = file.pread_now(3, 1)
+    if found is None:
+        pytest.skip("the file system of the temporary directory cannot read without a wait")
+    assert found == b"ell"
+    assert file.pread_now(5, 1) is None, "fewer bytes are there"
+    assert file.pread_now(1, 9) is None
+    file.close()
+    assert file.pread_now(3, 1) is None
+
+
+def test_a_read_that_would_wait_reads_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = OsFs().open(f"{root}/a", create=True)
+    file.pwrite(b"hello", 0)
+
+    def wait(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "preadv", wait)
+    assert file.pread_now(3, 1) is None
+    monkeypatch.delattr(os, "preadv")
+    assert file.pread_now(3, 1) is None, "a system without this call"
+    assert file.pread(3, 1) == b"ell"
+    file.close()
+
+
 def test_short_writes_are_continued(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite = os.pwrite
 

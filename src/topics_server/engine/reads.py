@@ -106,7 +106,8 @@ class Reads:
         topic, now_ms = self._read_by(name)
         if request.start is not None or request.filter is not None:
             return None
-        return self._fetcher.read_now(topic, plan_page(topic, request, now_ms))
+        plan = plan_page(topic, request, now_ms, _upto_seq(topic, request, now_ms))
+        return self._fetcher.read_now(topic, plan)
 
     def _read_by(self, name: str) -> tuple[Topic, int]:
         """The topic and the time; the read counts as a use of the topic."""

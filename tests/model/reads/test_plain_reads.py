@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.model.judging import read_both_ways
 from tests.model.world import World
 from topics_server.engine.answers import (
     BackwardRequest,
@@ -234,7 +235,7 @@ class PlainReads:
         found: list[Rec] = []
         pages = 0
         while True:
-            page = await self.store.read(TOPIC, request)
+            page = await read_both_ways(self.store, TOPIC, request, self.world.clock)
             records = _records(page.pieces)
             assert len(records) <= request.limit
             assert page.gap is None or self._is_lost(page)

@@ -185,6 +185,8 @@ class ListSegments:
         self.damaged: dict[tuple[int, int], tuple[int, int]] = {}
         self.damaged_indexes: set[tuple[int, int]] = set()
         self.reads = 0
+        # Whether `read_now` returns rows.
+        self.is_in_memory = False
         # Called once, in the middle of the next job: events on the loop meanwhile.
         self.meanwhile: Callable[[], None] | None = None
 
@@ -231,7 +233,10 @@ class ListSegments:
         return index.read(first_row, end_row)
 
     def read_now(self, topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
-        return None
+        if not self.is_in_memory or (topic_id, segment_id) in self.damaged:
+            return None
+        block = self._index(topic_id, segment_id).read(rows.start, rows.stop)
+        return block if len(block.body) <= most else None
 
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int

@@ -1,0 +1,168 @@
+"""Pages read without a wait for the disk: the pages of the other way, and no call off the loop."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from tests.unit.engine.drive import seqs_of
+from tests.unit.engine.rig import RULES, Rig
+from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import decode_append
+from topics_server.values.blocks import Block
+from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
+from topics_server.values.limits import BLOCK_RECORDS_MAX, MIB, PAGE_BYTES_MAX
+from topics_server.values.model import TagMatch
+
+pytestmark = pytest.mark.anyio
+
+RECORDS = 10 * BLOCK_RECORDS_MAX
+# The groups that a page reads on the loop.
+MOST = 8 * BLOCK_RECORDS_MAX
+
+
+class Bench:
+    """A topic of sealed records; notes the rows that were read directly."""
+
+    def __init__(self) -> None:
+        self.rig = Rig(rules=msgspec.structs.replace(RULES, max_records=4 * BLOCK_RECORDS_MAX))
+        self.segments = self.rig.segments
+        self.segments.is_in_memory = True
+        self.rows: list[tuple[int, range]] = []
+        plain = self.segments.read_now
+
+        def noted(topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
+            self.rows.append((segment_id, rows))
+            return plain(topic_id, segment_id, rows, most)
+
+        self.segments.read_now = noted  # type: ignore[method-assign]
+
+    async def fill(self, size: int = 4) -> Topic:
+        for first in range(1, RECORDS + 1, BLOCK_RECORDS_MAX):
+            numbers = range(first, first + BLOCK_RECORDS_MAX)
+            records = [{"data": "x" * size, "tag": f"t{n % 5}", "meta": {"n": n}} for n in numbers]
+            body = json.dumps({"records": records}).encode()
+            await self.rig.store.append(
+                "t", body, decode_append(body), header_key=None, config=None
+            )
+        topic = self.rig.registry.existing("t")
+        await self.rig.sealer.tend(topic, force_seal=True)
+        assert topic.log.sealed_seq == RECORDS
+        return topic
+
+    def direct(self, from_seq: int, limit: int, max_bytes: int = PAGE_BYTES_MAX) -> Page | None:
+        return self.rig.store.read_resident("t", ReadRequest(from_seq, limit, max_bytes))
+
+    async def plain(self, from_seq: int, limit: int) -> Page:
+        """The page of the other way, which calls off the loop, read with an empty cache."""
+        bench = Bench()
+        bench.segments.is_in_memory = False
+        await bench.fill()
+        return await bench.rig.store.read("t", ReadRequest(from_seq, limit, PAGE_BYTES_MAX))
+
+
+def rendered(page: Page | None) -> bytes:
+    """The records of a page as they are sent."""
+    assert page is not None
+    cache = JsonCache()
+    parts: list[bytes | memoryview] = []
+    for piece in page.pieces:
+        parts += cache.slices(piece.block, piece.rows, DATA | META | TAGS, is_kept=piece.is_kept)
+    return b",".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("from_seq", "limit"), [(0, 1), (0, 1000), (100, 1000), (255, 2), (1000, 700), (1023, 2)]
+)
+async def test_a_direct_page_is_the_page_of_the_other_way(from_seq: int, limit: int) -> None:
+    bench = Bench()
+    await bench.fill()
+    direct, plain = bench.direct(from_seq, limit), await bench.plain(from_seq, limit)
+    assert rendered(direct) == rendered(plain)
+    assert direct is not None
+    assert msgspec.structs.replace(direct, pieces=[]) == msgspec.structs.replace(plain, pieces=[])
+    assert bench.segments.reads == 0, "nothing was read off the loop"
+
+
+async def test_groups_that_follow_each_other_are_one_read_and_one_piece() -> None:
+    bench = Bench()
+    await bench.fill()
+    page = bench.direct(100, 600)
+    assert page is not None
+    assert [rows for _, rows in bench.rows] == [range(768)]
+    assert [(piece.rows, piece.is_kept) for piece in page.pieces] == [(range(100, 700), False)]
+
+
+async def test_a_page_across_two_segments_is_read_from_each() -> None:
+    bench = Bench()
+    await bench.fill()
+    page = bench.direct(1000, 100)
+    assert page is not None
+    first, second = (segment for segment, _ in bench.rows)
+    assert first != second
+    assert [rows for _, rows in bench.rows] == [range(768, 1024), range(256)]
+
+
+async def test_a_page_is_kept_for_the_next_reader() -> None:
+    bench = Bench()
+    await bench.fill()
+    first = bench.direct(0, 1000)
+    bench.rows.clear()
+    bench.segments.is_in_memory = False
+    assert rendered(bench.direct(0, 1000)) == rendered(first)
+    assert rendered(await bench.rig.store.read("t", ReadRequest(0, 1000, PAGE_BYTES_MAX)))
+    assert bench.rows == []
+    assert bench.segments.reads == 0
+
+
+async def test_only_the_groups_that_are_not_kept_are_read() -> None:
+    bench = Bench()
+    await bench.fill()
+    bench.direct(256, 256)
+    bench.rows.clear()
+    assert rendered(bench.direct(0, 1000)) == rendered(await bench.plain(0, 1000))
+    assert [rows for _, rows in bench.rows] == [range(256), range(512, 1024)]
+
+
+async def test_a_page_with_deleted_records_shows_the_others() -> None:
+    bench = Bench()
+    await bench.fill()
+    await bench.rig.store.delete("t", before_seq=None, match=TagMatch("t3"))
+    page = bench.direct(0, 1000)
+    seqs = [record["$seq"] for record in json.loads(b"[%b]" % rendered(page))]
+    assert seqs == [seq for seq in range(1, 1251) if seq % 5 != 3][:1000]
+    assert bench.segments.reads == 0
+
+
+@pytest.mark.parametrize(("limit", "is_direct"), [(MOST, True), (MOST + 1, False)])
+async def test_more_groups_are_read_off_the_loop(limit: int, is_direct: bool) -> None:
+    bench = Bench()
+    await bench.fill()
+    assert (bench.direct(0, limit) is not None) == is_direct
+    page = await bench.rig.store.read("t", ReadRequest(0, limit, PAGE_BYTES_MAX))
+    assert sum(len(piece.rows) for piece in page.pieces) == limit
+
+
+async def test_more_bytes_are_read_off_the_loop() -> None:
+    bench = Bench()
+    size = MIB // (2 * BLOCK_RECORDS_MAX)
+    await bench.fill(size)
+    assert bench.direct(0, BLOCK_RECORDS_MAX, 64 * MIB) is not None
+    # Two groups have more bytes than a page may read, in one segment and in two.
+    assert bench.direct(2 * BLOCK_RECORDS_MAX, 2 * BLOCK_RECORDS_MAX, 64 * MIB) is None
+    assert bench.direct(3 * BLOCK_RECORDS_MAX, 2 * BLOCK_RECORDS_MAX, 64 * MIB) is None
+
+
+async def test_rows_that_are_not_in_memory_or_damaged_are_left_to_the_other_way() -> None:
+    bench = Bench()
+    topic = await bench.fill()
+    bench.segments.is_in_memory = False
+    assert bench.direct(0, 10) is None
+    bench.segments.is_in_memory = True
+    bench.segments.damaged[topic.topic_id, bench.rows[0][0]] = (3, 3)
+    assert bench.direct(0, 10) is None
+    page = await bench.rig.store.read("t", ReadRequest(0, 10, PAGE_BYTES_MAX))
+    assert seqs_of(page) == [1, 2, 3]
