@@ -121,9 +121,11 @@ def _heads(first_seq: int, times: Array, behind: bytes) -> _Column:
 
 
 def _encoded(values: Sequence[str | None]) -> list[bytes]:
-    """The JSON of each string, without its quotes; fewer texts if a value is absent."""
-    # Inside a string, JSON escapes each quote: the text between two strings occurs only there.
-    return _encode(values)[2:-2].split(b'","')
+    """The JSON of each string, without its quotes; fewer texts if they must be encoded alone."""
+    text = _encode(values)
+    # `","` occurs between two strings, and at the end of a string that ends with `",`: its escaped
+    # quote, its comma and the quote behind it.
+    return [] if b'\\"' in text else text[2:-2].split(b'","')
 
 
 def _optional(key: bytes, values: Sequence[str | None]) -> _Column:

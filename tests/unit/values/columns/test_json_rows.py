@@ -34,6 +34,9 @@ def block_of(first_seq: int, times: list[int], tags: list[str | None], *, metas:
         [f"t-{row}" for row in range(COUNT)],
         ['","', '"', "\\", "\x00\n", "é", ""] * (COUNT // 6),
         [None if row % 2 else '","' for row in range(COUNT)],
+        ['",', '"', ",", "", ',"', "\\"] * (COUNT // 6),
+        ["," if row else None for row in range(COUNT)],
+        [",", None, ",", "a", ","] * (COUNT // 5),
     ],
 )
 def test_columns_are_rendered_as_rows_are(
