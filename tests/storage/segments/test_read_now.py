@@ -79,6 +79,24 @@ def test_it_does_not_wait_for_a_thread_that_opens_a_file(segments: SealedSegment
     assert segments.read_now(TOPIC, 1, ALL, MIB) is not None
 
 
+class NoWaiting:
+    """A lock that fails a caller that would wait for it."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        assert not blocking
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def test_the_lock_is_asked_without_a_wait(
+    segments: SealedSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments._file_handles, "_lock", NoWaiting())
+    assert segments.read_now(TOPIC, 1, ALL, MIB) is not None
+
+
 def test_no_more_bytes_are_read_than_asked_for(segments: SealedSegments) -> None:
     columns = segments._topic(TOPIC).index(2).columns()
     start, end = columns.span(0, COUNT)

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.anyio
 RECORDS = 10 * BLOCK_RECORDS_MAX
 # The groups that a page reads on the loop.
 MOST = 8 * BLOCK_RECORDS_MAX
+# The last records of the first group, and the first ones of the second.
+EDGE = range(BLOCK_RECORDS_MAX - 5, BLOCK_RECORDS_MAX + 5)
 
 
 class Bench:
@@ -43,7 +45,10 @@ class Bench:
     async def fill(self, size: int = 4) -> Topic:
         for first in range(1, RECORDS + 1, BLOCK_RECORDS_MAX):
             numbers = range(first, first + BLOCK_RECORDS_MAX)
-            records = [{"data": "x" * size, "tag": f"t{n % 5}", "meta": {"n": n}} for n in numbers]
+            records = [
+                {"data": "x" * size, "tag": "edge" if n in EDGE else f"t{n % 5}", "meta": {"n": n}}
+                for n in numbers
+            ]
             body = json.dumps({"records": records}).encode()
             await self.rig.store.append(
                 "t", body, decode_append(body), header_key=None, config=None
@@ -133,8 +138,18 @@ async def test_a_page_with_deleted_records_shows_the_others() -> None:
     await bench.rig.store.delete("t", before_seq=None, match=TagMatch("t3"))
     page = bench.direct(0, 1000)
     seqs = [record["$seq"] for record in json.loads(b"[%b]" % rendered(page))]
-    assert seqs == [seq for seq in range(1, 1251) if seq % 5 != 3][:1000]
+    assert seqs == [seq for seq in range(1, 1500) if seq % 5 != 3 or seq in EDGE][:1000]
     assert bench.segments.reads == 0
+
+
+async def test_rows_on_both_sides_of_a_hole_are_two_pieces() -> None:
+    bench = Bench()
+    await bench.fill()
+    await bench.rig.store.delete("t", before_seq=None, match=TagMatch("edge"))
+    page = bench.direct(0, 500)
+    assert page is not None
+    assert [piece.rows for piece in page.pieces] == [range(250), range(260, 510)]
+    assert seqs_of(page) == [*range(1, 251), *range(261, 511)]
 
 
 @pytest.mark.parametrize(("limit", "is_direct"), [(MOST, True), (MOST + 1, False)])

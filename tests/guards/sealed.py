@@ -1,0 +1,122 @@
+"""Guards of decision 0358: sealed pages that are rendered by columns and read at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.guards.guard import Guard, guards
+
+SEALED: Final[list[Guard]] = [
+    *guards(
+        "values/columns/json_rows.py",
+        "unit/values/columns/test_json_rows.py",
+        (
+            "strings with a quote are encoded one by one",
+            "return [] if b'\\\\\"' in text else text",
+            "return text",
+        ),
+        (
+            "times of different lengths are written one by one",
+            "if least < 0 or digits_of(least) != time_digits or",
+            "if",
+        ),
+        (
+            "seqs of different lengths are written one by one",
+            " or digits_of(last_seq) != seq_digits:",
+            ":",
+        ),
+    ),
+    *guards(
+        "values/json_cache.py",
+        "unit/values/columns/test_json_rows.py",
+        (
+            "only plain JSON records are rendered by columns",
+            "return block.kinds.count(_JSON, rows[0], rows[-1] + 1) == count",
+            "return True",
+        ),
+        (
+            "only unbroken rows are rendered by columns",
+            "if count < COLUMNS_ROWS_MIN or rows[-1] - rows[0] != count - 1:",
+            "if count < COLUMNS_ROWS_MIN:",
+        ),
+    ),
+    *guards(
+        "values/columns/cutting.py",
+        "unit/values/columns/test_cutting.py",
+        (
+            "pieces that overlap are sliced one by one",
+            "        and (starts[1:] >= ends[:-1]).all()\n",
+            "",
+        ),
+        (
+            "texts with NUL are decoded one by one",
+            ' if len(texts) == len(pieces) else list(map(str, pieces, repeat("utf-8")))',
+            "",
+        ),
+    ),
+    *guards(
+        "wal/segments/index.py",
+        "storage/segments/test_read_now.py",
+        (
+            "rows of unknown flags are not read at once",
+            "if columns is None or self.bad_rows or not self.is_readable:",
+            "if columns is None or not self.is_readable:",
+        ),
+        (
+            "a read at once maps no index",
+            "if columns is None or self.bad_rows",
+            "columns = self.columns()\n        if self.bad_rows",
+        ),
+        (
+            "a read at once has a bound of bytes",
+            "if start < end <= start + most else None",
+            "if start < end else None",
+        ),
+    ),
+    *guards(
+        "wal/segments/file_handles.py",
+        "storage/segments/test_read_now.py",
+        (
+            "a read at once does not wait for the lock of the files",
+            "if not self._lock.acquire(blocking=False):",
+            "if not self._lock.acquire():",
+        ),
+    ),
+    *guards(
+        "wal/fs.py",
+        "storage/test_fs.py",
+        (
+            "bytes of which some are not in memory are not served",
+            "return bytes(data) if found == length else None",
+            "return bytes(data)",
+        ),
+    ),
+    *guards(
+        "engine/read/segment_reader.py",
+        "unit/engine/read/test_segment_reader_now.py",
+        (
+            "a page reads eight groups at once at most",
+            "elif fetch.is_group and len(missing) < _GROUPS_NOW:",
+            "elif fetch.is_group:",
+        ),
+        (
+            "the groups of a page share its bound of bytes",
+            "                bytes_left -= len(block.body)\n",
+            "",
+        ),
+        (
+            "only rows that follow each other are one piece",
+            "return both and before[-1] + 1 == rows[0]",
+            "return both",
+        ),
+    ),
+    *guards(
+        "engine/reads.py",
+        "model/reads/test_plain_reads.py",
+        (
+            "a read at once ends where the request ends",
+            "plan = plan_page(topic, request, now_ms, _upto_seq(topic, request, now_ms))",
+            "plan = plan_page(topic, request, now_ms)",
+        ),
+    ),
+]
