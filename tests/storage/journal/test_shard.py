@@ -689,6 +689,25 @@ def test_filling_goes_further_ahead_once_it_fell_behind() -> None:
     life.close()
 
 
+def test_room_is_filled_a_little_at_a_time() -> None:
+    """A request beside a long fill waits for the disk and for the interpreter."""
+    life = Life(new_disk(10), shards=1, sizes=ROOMY)
+    life.recover()
+    life.settle()
+    tail = life.journal.shards[0].tail
+    steps = set()
+    filled = tail._live.filled
+    while not tail.rotations:
+        life.submit(append(0, life.next_lsn, b"x" * 1_000))
+        life.settle()
+        if not tail.rotations:
+            steps.add(tail._live.filled - filled)
+        filled = tail._live.filled
+    record_bytes = 1_100
+    assert 0 < max(steps) <= ROOMY.fill_step_bytes // 8 + record_bytes
+    life.close()
+
+
 @pytest.mark.parametrize("wants_sync", [False, True])
 def test_what_is_queued_when_a_sync_falls_due_is_written_beside_it(wants_sync: bool) -> None:
     """An entry is reported when it is written, unless it waits for a sync itself."""

@@ -189,7 +189,8 @@ class WalFile:
     def wants_room(self) -> bool:
         """Whether `prepare` has work to do."""
         end, limit, filled = self.end, self._limit, self._live.filled
-        if filled < limit and filled < end + self._ahead_bytes // 2:
+        # Fill little at a time: a request beside a long fill waits for the disk.
+        if filled < limit and filled < end + self._ahead_bytes * 7 // 8:
             return True
         # Near the end of a file a second spare is made too, so that no request waits for it.
         return not self.spares or (limit - end < self._near_end and len(self.spares) < 2)
