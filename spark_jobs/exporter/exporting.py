@@ -58,7 +58,9 @@ class ExportLedger:
         self._log: IO[str] | None = None
         found = self._read(MANIFEST) or self._read(OLD_MANIFEST)
         if found is None:
-            if any(path.name != ".lock" for path in folder.iterdir()):
+            # A run that was killed before its first manifest leaves these.
+            left = {".lock", f"{MANIFEST}.tmp"}
+            if any(path.name not in left for path in folder.iterdir()):
                 raise ExportError(f"{folder}: is not empty, and no export is in it")
         elif found.get("version") not in (1, VERSION) or found["format"] != kind:
             raise ExportError(

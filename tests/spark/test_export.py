@@ -151,6 +151,23 @@ def test_what_is_refused(webhooks: Server, tmp_path: Path, capfd: Any) -> None:
         main(["--to", str(tmp_path / "b"), "--sealed"])
 
 
+def test_a_run_that_was_killed_before_its_first_manifest_is_no_obstacle(
+    webhooks: Server, tmp_path: Path
+) -> None:
+    """It leaves its lock, and a part of the manifest under its temporary name."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    (folder / "_export.json.tmp").write_text('{"version": 2, "form')
+    assert main(["--to", str(folder), "--url", webhooks.api.url]) == 0
+    assert json.loads((folder / "_export.json").read_text("utf-8"))["topics"]
+    assert not (folder / "_export.json.tmp").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "_export.json.tmp.old").touch()
+    assert main(["--to", str(other), "--url", webhooks.api.url]) == 1
+
+
 @pytest.mark.slow
 def test_killed_runs_leave_every_record_in_one_file(webhooks: Server, tmp_path: Path) -> None:
     """`kill -9` at any moment; the last run finishes."""
