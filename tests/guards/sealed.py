@@ -115,7 +115,7 @@ SEALED: Final[list[Guard]] = [
         "model/reads/test_plain_reads.py",
         (
             "a read at once ends where the request ends",
-            "plan = plan_page(topic, request, now_ms, _upto_seq(topic, request, now_ms))",
+            "plan = plan_page(topic, request, now_ms, request.before_seq - 1)",
             "plan = plan_page(topic, request, now_ms)",
         ),
     ),

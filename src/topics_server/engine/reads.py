@@ -104,9 +104,9 @@ class Reads:
         For callers that do not run in a task (docs/decisions/0142-one-form.md has the figures).
         """
         topic, now_ms = self._read_by(name)
-        if request.start is not None or request.filter is not None:
+        if request.start or request.until or request.filter:
             return None
-        plan = plan_page(topic, request, now_ms, _upto_seq(topic, request, now_ms))
+        plan = plan_page(topic, request, now_ms, request.before_seq - 1)
         return self._fetcher.read_now(topic, plan)
 
     def _read_by(self, name: str) -> tuple[Topic, int]:

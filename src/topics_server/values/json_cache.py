@@ -35,7 +35,7 @@ RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
 CACHED_RECORDS_MIN: Final = 32
 CACHED_BYTES_MIN: Final = 65_536
 # Fewer rows are rendered faster one by one than column by column.
-COLUMNS_ROWS_MIN: Final = 64
+COLUMNS_ROWS_MIN: Final = 128
 # Memory of a cache entry beside its bytes.
 _ENTRY_BYTES: Final = 512
 

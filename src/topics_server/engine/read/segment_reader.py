@@ -150,18 +150,24 @@ class Fetcher:
         Groups that follow each other are one block of the page, and are kept as parts of it.
         """
         topic_id = topic.topic_id
+        pieces: list[Piece] = []
         fetched: dict[Fetch, Block] = {}
         missing: list[Fetch] = []
-        for fetch in plan.fetches():
-            block = self._cached(topic_id, fetch)
-            if block is not None:
-                fetched[fetch] = block
-            elif fetch.is_group and len(missing) < _GROUPS_NOW:
-                missing.append(fetch)
-            else:
-                return None
+        for piece in plan.pieces:
+            if isinstance(piece, SealedPiece):
+                fetch = piece.fetch
+                block = self._cached(topic_id, fetch)
+                if block is not None:
+                    fetched[fetch] = block
+                    piece = Piece(block, piece.rows)
+                elif fetch.is_group and len(missing) < _GROUPS_NOW:
+                    missing.append(fetch)
+                    continue
+                else:
+                    return None
+            pieces.append(piece)
         if not missing:
-            return complete(plan, fetched)
+            return page_of(plan, pieces)
         bytes_left = _BYTES_NOW
         parts: dict[Fetch, tuple[Block, int]] = {}
         for _, same in groupby(missing, _kind_of):
