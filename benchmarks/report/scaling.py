@@ -97,7 +97,8 @@ RECORDS: Final = Axis(
     (APPEND, LAST, ANYWHERE),
     "p50 of the request",
     "Records of a small topic are in memory. A page anywhere in a topic that is larger than the "
-    "server's 48 MiB of blocks is read from the disk by a thread, checked and decoded. The server "
+    "server's 48 MiB of blocks is read from its files, checked and decoded: on the loop if the "
+    "system has it in memory, else by a thread. The server "
     "keeps the JSON of a block if a page takes half of it: the last 100 records are half of their "
     "block at some sizes, and are rendered again for each request at the others.",
 )
