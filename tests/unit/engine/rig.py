@@ -27,11 +27,13 @@ from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.store import Store
 from topics_server.engine.topic.quotas import Quotas
 from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
 from topics_server.values.appends import AppendLimits, DecodedAppend, decode_append
 from topics_server.values.blocks import Block
 from topics_server.values.entries import Entry
 from topics_server.values.errors import Code, Damaged, StorageError, TopicsError
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, Suspect
+from topics_server.values.limits import BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch, TopicConfig
 from topics_server.values.storage_types import (
     ReplayStart,
@@ -510,6 +512,17 @@ def body_of(
         body["create"] = create
     encoded = json.dumps(body).encode()
     return encoded, decode_append(encoded)
+
+
+async def sealed_topic(rig: Rig, records: Sequence[dict[str, object]]) -> Topic:
+    """Topic `t` with these records, all of them sealed."""
+    for first in range(0, len(records), BLOCK_RECORDS_MAX):
+        body = json.dumps({"records": records[first : first + BLOCK_RECORDS_MAX]}).encode()
+        await rig.store.append("t", body, decode_append(body), header_key=None, config=None)
+    topic = rig.registry.existing("t")
+    await rig.sealer.tend(topic, force_seal=True)
+    assert topic.log.sealed_seq == len(records)
+    return topic
 
 
 def throttled(limit: str = "queue") -> TopicsError:

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from tests.unit.engine.drive import seqs_of
-from tests.unit.engine.rig import RULES, Rig
+from tests.unit.engine.rig import RULES, Rig, sealed_topic
 from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.topic.topic import Topic
-from topics_server.values.appends import decode_append
 from topics_server.values.blocks import Block
 from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.limits import BLOCK_RECORDS_MAX, MIB, PAGE_BYTES_MAX
@@ -43,20 +42,11 @@ class Bench:
         self.segments.read_now = noted  # type: ignore[method-assign]
 
     async def fill(self, size: int = 4) -> Topic:
-        for first in range(1, RECORDS + 1, BLOCK_RECORDS_MAX):
-            numbers = range(first, first + BLOCK_RECORDS_MAX)
-            records = [
-                {"data": "x" * size, "tag": "edge" if n in EDGE else f"t{n % 5}", "meta": {"n": n}}
-                for n in numbers
-            ]
-            body = json.dumps({"records": records}).encode()
-            await self.rig.store.append(
-                "t", body, decode_append(body), header_key=None, config=None
-            )
-        topic = self.rig.registry.existing("t")
-        await self.rig.sealer.tend(topic, force_seal=True)
-        assert topic.log.sealed_seq == RECORDS
-        return topic
+        tags = ["edge" if n in EDGE else f"t{n % 5}" for n in range(1, RECORDS + 1)]
+        data = "x" * size
+        return await sealed_topic(
+            self.rig, [{"data": data, "tag": tag, "meta": {"n": n}} for n, tag in enumerate(tags)]
+        )
 
     def direct(self, from_seq: int, limit: int, max_bytes: int = PAGE_BYTES_MAX) -> Page | None:
         return self.rig.store.read_resident("t", ReadRequest(from_seq, limit, max_bytes))

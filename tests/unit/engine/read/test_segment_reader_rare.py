@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -10,11 +9,10 @@ import msgspec
 import pytest
 
 from tests.unit.engine.drive import seqs_of
-from tests.unit.engine.rig import RULES, NowOffload, Rig
+from tests.unit.engine.rig import RULES, NowOffload, Rig, sealed_topic
 from topics_server.engine.answers import BackwardRequest, Page, ReadRequest, ReadStart
 from topics_server.engine.filters import Not, TagLeaf
 from topics_server.engine.topic.topic import Topic
-from topics_server.values.appends import decode_append
 from topics_server.values.blocks import Block
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import PAGE_BYTES_MAX
@@ -62,17 +60,11 @@ class Bench:
         self.rig.segments.read = counted  # type: ignore[method-assign]
 
     async def fill(self) -> Topic:
-        for first in range(1, RECORDS + 1, 256):
-            numbers = range(first, min(RECORDS, first + 255) + 1)
-            records = [{"data": n, "tag": "rare" if n % 100 == 0 else "often"} for n in numbers]
-            body = json.dumps({"records": records}).encode()
-            await self.rig.store.append(
-                "t", body, decode_append(body), header_key=None, config=None
-            )
-        topic = self.rig.registry.existing("t")
-        await self.rig.sealer.tend(topic, force_seal=True)
-        assert topic.log.sealed_seq == RECORDS
-        return topic
+        numbers = range(1, RECORDS + 1)
+        tags = ["rare" if n % 100 == 0 else "often" for n in numbers]
+        return await sealed_topic(
+            self.rig, [{"data": n, "tag": tag} for n, tag in zip(numbers, tags, strict=True)]
+        )
 
     async def read(self, limit: int = 10, from_seq: int = 0) -> Page:
         request = ReadRequest(from_seq, limit, PAGE_BYTES_MAX, filter=RARE)
