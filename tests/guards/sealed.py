@@ -79,7 +79,7 @@ SEALED: Final[list[Guard]] = [
         (
             "a read at once does not wait for the lock of the files",
             "if not self._lock.acquire(blocking=False):",
-            "if not self._lock.acquire():",
+            "if not self._lock.acquire(timeout=1):",
         ),
     ),
     *guards(
