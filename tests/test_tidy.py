@@ -376,6 +376,23 @@ def calls(module: Module, function: str) -> Iterator[int]:
                 yield node.lineno
 
 
+BUILT_IN = set("Any None bool bytes dict float int list msgspec Raw set str tuple".split())
+
+
+def test_decoders_are_made_at_import() -> None:
+    """Two threads that use a Struct type at once for the first time crash (decision 0361)."""
+    problems = [
+        f"{module.where}:{call.lineno}: {ast.unparse(call)[:60]}"
+        for module in ALL.values()
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".decode")
+        for given in call.keywords
+        if given.arg == "type"
+        and {n.id for n in ast.walk(given.value) if isinstance(n, ast.Name)} - BUILT_IN
+    ]
+    fail_with(problems, "make a decoder of the type where the module begins")
+
+
 def test_nobody_prints() -> None:
     problems = [f"{m.where}:{line}: print()" for m in ALL.values() for line in calls(m, "print")]
     fail_with(problems, "return the text; only cli/ writes to the terminal, with click.echo")

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import click
@@ -46,12 +46,18 @@ class Page(msgspec.Struct):
     tombstone: dict[str, Any] | None = None
 
 
+_PAGE: Final = msgspec.json.Decoder(Page)
+
+
 class Place(msgspec.Struct):
     """The position of one direction: `done`, and the end of the batch in flight."""
 
     run: str
     done: int = 0
     upto: int = 0
+
+
+_PLACE: Final = msgspec.json.Decoder(Place)
 
 
 class Way:
@@ -66,7 +72,7 @@ class Way:
         self.file = folder / f"{self.here}-{self.there}.json"
         self.place = Place(uuid4().hex)
         if self.file.exists():
-            self.place = msgspec.json.decode(self.file.read_bytes(), type=Place)
+            self.place = _PLACE.decode(self.file.read_bytes())
 
     def run(self) -> None:
         """Mirror until the process ends."""
@@ -108,7 +114,7 @@ class Way:
             f"{self.path}/diff", json={**body, "node": self.there, "wait_ms": WAIT_MS}
         )
         answer.raise_for_status()
-        return msgspec.json.decode(answer.content, type=Page)
+        return _PAGE.decode(answer.content)
 
     def send(self, records: list[Record], key: str) -> None:
         """Append the records on the other side, unchanged except that a record without a node gets

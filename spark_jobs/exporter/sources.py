@@ -87,6 +87,9 @@ class _Page(msgspec.Struct):
     epoch: int | None = None
 
 
+_PAGE: Final = msgspec.json.Decoder(_Page)
+
+
 class Server:
     """Reads topics of a running server, sealed or not, with `diff`."""
 
@@ -153,7 +156,7 @@ class Server:
                 "include_tags": True,
                 "max_batch_bytes": PAGE_BYTES,
             }
-            page = msgspec.json.decode(self._ask("POST", path, asked), type=_Page)
+            page = _PAGE.decode(self._ask("POST", path, asked))
             lost = page.tombstone
             is_other = page.epoch is not None and epoch is not None and page.epoch != epoch
             if is_other or (lost is not None and lost.reason == _RECREATED and cursor > 0):

@@ -72,7 +72,7 @@ class RouterDetails(msgspec.Struct):
 def fetched(client: ServerConnection, path: str, kind: type[T]) -> T | None:
     """The state at a path, or `None` if the entry was removed since it was listed."""
     try:
-        return msgspec.json.decode(client.call("GET", path, repeatable=True), type=kind)
+        return msgspec.json.Decoder(kind).decode(client.call("GET", path, repeatable=True))
     except CallRefused as refused:
         if refused.status != 404:
             raise

@@ -25,8 +25,14 @@ class _State(msgspec.Struct):
     earliest_seq: int
 
 
+_STATE: Final = msgspec.json.Decoder(_State)
+
+
 class _Seq(msgspec.Struct):
     seq: int = msgspec.field(name="$seq")
+
+
+_SEQ: Final = msgspec.json.Decoder(_Seq)
 
 
 def last_records(
@@ -37,7 +43,7 @@ def last_records(
     `query` holds further fields of a diff. Gaps between the records are printed at once.
     """
     answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
-    state = msgspec.json.decode(answer, type=_State)
+    state = _STATE.decode(answer)
     first, above, size = max(state.earliest_seq, 1), state.head_seq, count
     found: deque[msgspec.Raw] = deque()
     after = above
@@ -74,4 +80,4 @@ def _between(
 
 
 def _seq_of(record: msgspec.Raw) -> int:
-    return msgspec.json.decode(record, type=_Seq).seq
+    return _SEQ.decode(record).seq

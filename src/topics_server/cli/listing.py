@@ -55,7 +55,7 @@ def show_rows(
         for row in rows:
             write_line(bytes(row))
         return
-    found = [msgspec.json.decode(row, type=kind) for row in rows]
+    found = list(map(msgspec.json.Decoder(kind).decode, rows))
     lines = [cells(row, number < DETAILED_MAX) for number, row in enumerate(found)]
     show_table(columns, filter(None, lines), numbers=numbers)
     if len(found) > DETAILED_MAX:

@@ -41,11 +41,17 @@ class DiffPage(msgspec.Struct):
     tombstone: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_DIFF_PAGE: Final = msgspec.json.Decoder(DiffPage)
+
+
 class _Gap(msgspec.Struct):
     gap_from: int
     gap_to: int
     reason: str
     missed_estimate: int = 0
+
+
+_GAP: Final = msgspec.json.Decoder(_Gap)
 
 
 class _Record(msgspec.Struct):
@@ -54,6 +60,9 @@ class _Record(msgspec.Struct):
     ts: int = msgspec.field(name="$ts", default=0)
     node: str | None = msgspec.field(name="$node", default=None)
     tag: str | None = msgspec.field(name="$tag", default=None)
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 def show_records(
@@ -95,9 +104,7 @@ def pages(
         records = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit)
         asked = {**query, **start, "limit": records, "wait_ms": wait_ms}
         body = msgspec.json.encode(asked)
-        page = msgspec.json.decode(
-            _ask(client, topic, body, wait_ms, patient=follow), type=DiffPage
-        )
+        page = _DIFF_PAGE.decode(_ask(client, topic, body, wait_ms, patient=follow))
         yield page
         # The cursor may also move back: after `recreated` the reader continues in the new log.
         moved = page.next_from_seq != start.get("from_seq")
@@ -132,7 +139,7 @@ def _ask(
 
 def show_gap(tombstone: msgspec.Raw, *, as_json: bool) -> None:
     """Print a tombstone: a line on standard error, and in NDJSON also a line in its place."""
-    gap = msgspec.json.decode(tombstone, type=_Gap)
+    gap = _GAP.decode(tombstone)
     note(
         f"gap: records {gap.gap_from} to {gap.gap_to} are gone ({gap.reason}), "
         f"about {gap.missed_estimate}"
@@ -143,7 +150,7 @@ def show_gap(tombstone: msgspec.Raw, *, as_json: bool) -> None:
 
 def as_row(raw: msgspec.Raw, width: int) -> str:
     """A record as one line of at most `width` columns: seq, time, tag, node, data."""
-    record = msgspec.json.decode(raw, type=_Record)
+    record = _RECORD.decode(raw)
     moment = datetime.fromtimestamp(record.ts / 1000).isoformat(sep=" ", timespec="milliseconds")
     marks = [f"#{record.tag}"] if record.tag is not None else []
     marks += [f"@{record.node}"] if record.node is not None else []

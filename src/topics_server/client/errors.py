@@ -162,6 +162,9 @@ class _Envelope(msgspec.Struct):
     error: _Problem
 
 
+_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+
+
 def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
     """The error of a response without success.
 
@@ -169,7 +172,7 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
     limited to an hour.
     """
     try:
-        problem = msgspec.json.decode(answer, type=_Envelope).error
+        problem = _ENVELOPE.decode(answer).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         problem = _Problem(f"http_{status}", "the answer is not from a topics server")
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(status)

@@ -50,11 +50,17 @@ class StoreMark(msgspec.Struct, frozen=True):
     run: int = 0
 
 
+_STORE_MARK: Final = msgspec.json.Decoder(StoreMark)
+
+
 class _Version(msgspec.Struct):
     """The members that every `STORE` has. `folder_id`: only backup folders have it."""
 
     format: int
     folder_id: str = ""
+
+
+_VERSION: Final = msgspec.json.Decoder(_Version)
 
 
 class ColdFolder:
@@ -227,7 +233,7 @@ def read_store(fs: Fs, root: str) -> StoreMark | None:
     finally:
         file.close()
     try:
-        found = msgspec.json.decode(data, type=_Version)
+        found = _VERSION.decode(data)
         if found.folder_id:
             raise StartRefused(
                 "is that of a folder of backups: name another folder for cold segments", path
@@ -240,7 +246,7 @@ def read_store(fs: Fs, root: str) -> StoreMark | None:
             )
         if not is_checked(data):
             raise StartRefused("cannot be read: its checksum does not match", path)
-        return msgspec.json.decode(data, type=StoreMark)
+        return _STORE_MARK.decode(data)
     except msgspec.MsgspecError as error:
         raise StartRefused(f"cannot be read: {error}", path) from error
 

@@ -80,8 +80,14 @@ class FormatMark(msgspec.Struct, frozen=True):
     cold: Literal["none", "adopting", "held"] = "none"
 
 
+_FORMAT_MARK: Final = msgspec.json.Decoder(FormatMark)
+
+
 class _Version(msgspec.Struct):
     format: int
+
+
+_VERSION: Final = msgspec.json.Decoder(_Version)
 
 
 def read_boot_id(fs: Fs) -> str:
@@ -390,7 +396,7 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
     finally:
         file.close()
     try:
-        version = msgspec.json.decode(data, type=_Version).format
+        version = _VERSION.decode(data).format
         if version > FORMAT_VERSION:
             raise StartRefused(
                 f"this data directory has format {version}, this server knows up to "
@@ -399,7 +405,7 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
             )
         if version > _VERSION_WITHOUT_ID and not is_checked(data):
             raise StartRefused("cannot be read: its checksum does not match", path)
-        mark = msgspec.json.decode(data, type=FormatMark)
+        mark = _FORMAT_MARK.decode(data)
     except msgspec.MsgspecError as error:
         raise StartRefused(f"cannot be read: {error}", path) from error
     if version > _VERSION_WITHOUT_ID and not _STORE_ID.fullmatch(mark.store_id):
@@ -430,7 +436,7 @@ def _is_mark(fs: Fs, path: str) -> bool:
         return False
     file = fs.open(path)
     try:
-        msgspec.json.decode(file.pread(_FORMAT_BYTES_MAX, 0), type=_Version)
+        _VERSION.decode(file.pread(_FORMAT_BYTES_MAX, 0))
     except msgspec.MsgspecError:
         return False
     finally:

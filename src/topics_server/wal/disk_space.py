@@ -58,9 +58,9 @@ class Space:
         self.on_given: list[Callable[[], None]] = []
         self.min_free_bytes: Final = min_free_bytes
         self._ballast.want(ballast_bytes())
-        # Before the first check the ballast may be missing only because this start has not written
-        # it yet.
-        self._is_unwritten = self._has_room_for_it()
+        # Whether the ballast lacks a part, as of the last check or release. A part that is only not
+        # written yet does not count: after a start, or while a larger ballast is written.
+        self._is_short = bool(self._ballast.missing_bytes) and not self._has_room_for_it()
 
     @property
     def floor_bytes(self) -> int:
@@ -76,7 +76,7 @@ class Space:
 
     def may_seal(self) -> bool:
         """Whether new segments may be made; the ballast's released space is not for them."""
-        return self._is_unwritten or not self._ballast.missing_bytes
+        return not self._is_short
 
     def check_seal(self, size: int) -> None:
         """*Blocking, briefly.* Raises `DiskFull` where a segment of `size` bytes cannot fit."""
@@ -115,6 +115,7 @@ class Space:
         """Release ballast until `size` bytes are free; returns how many bytes were released."""
         given = self._ballast.release(size - free) if free < size else 0
         if given:
+            self._is_short = True
             log.warning("%d bytes are free: %d bytes of ballast were released", free, given)
         return given
 
@@ -155,7 +156,7 @@ class Space:
                 self._next_piece_bytes *= 2
         elif ballast.restore(free, self.min_free_bytes):
             self._next_piece_bytes = _PIECE_BYTES
-        self._is_unwritten = False
+        self._is_short = bool(ballast.missing_bytes)
         return self._fs.free_bytes(root), given
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -49,6 +51,44 @@ def test_data_as_a_type() -> None:
     assert job(b'{"width": 3}').data_as(Resize) == Resize(3)
     with pytest.raises(msgspec.ValidationError):
         job(b'{"width": "x"}').data_as(Resize)
+
+
+# Makes new types, and lets two threads decode each of them for the first time at once.
+FIRST_USES = """
+import sys, threading, types, msgspec
+from topics_server.client.values import Job
+
+sys.setswitchinterval(1e-6)
+SOURCE = "import msgspec\\nclass Part(msgspec.Struct):\\n    a: int\\n    b: str | None\\n" \\
+    "class Whole(msgspec.Struct):\\n    parts: list[Part]\\n    c: int = 0\\n"
+JOB = Job(queue="q", seq=1, lease_id="l", deadline_ms=1, ts_ms=1, deliveries=1,
+          raw=b'{"parts": [{"a": 1, "b": "x"}], "c": 2}')
+meet = threading.Barrier(3)
+kinds = []
+
+def decode():
+    while meet.wait() is not None and kinds[-1] is not None:
+        assert JOB.data_as(kinds[-1]).parts[0].a == 1
+        meet.wait()
+
+threads = [threading.Thread(target=decode) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for number in range(300):
+    module = types.ModuleType(f"made{number}")
+    sys.modules[module.__name__] = module
+    exec("from __future__ import annotations\\n" + SOURCE, module.__dict__)
+    kinds.append(module.Whole)
+    meet.wait()
+    meet.wait()
+kinds.append(None)
+meet.wait()
+"""
+
+
+def test_two_threads_decode_a_new_type_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_loss_wakes_threads_and_coroutines() -> None:

@@ -199,6 +199,40 @@ def test_a_start_seals_before_it_wrote_its_ballast_only_where_that_fits() -> Non
     assert not space.may_seal()
 
 
+def test_segments_are_sealed_while_a_larger_ballast_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = {"ballast_bytes": 5_000}
+    disk = FakeDisk(1, capacity_bytes=1_000_000)
+    disk.make_dir("data")
+    space = Space(
+        disk,
+        "data",
+        min_free_bytes=1000,
+        ballast_bytes=lambda: wanted["ballast_bytes"],
+        offload=NowOffload(),
+    )
+    space._look(was_refused=False)
+    wanted["ballast_bytes"] = 50_000
+    seen: list[bool] = []
+    grow = space._ballast._grow
+
+    def noted() -> None:
+        seen.append(space.may_seal())
+        grow()
+
+    monkeypatch.setattr(space._ballast, "_grow", noted)
+    space._look(was_refused=False)
+    assert seen == [True]
+    # One that does not fit stops the seals until it does.
+    wanted["ballast_bytes"] = 2_000_000
+    space._look(was_refused=False)
+    assert not space.may_seal()
+    wanted["ballast_bytes"] = 50_000
+    space._look(was_refused=False)
+    assert space.may_seal()
+
+
 def test_a_refused_manifest_gets_a_piece_and_the_rest_stays() -> None:
     disk, space = whole(1_000_000, 500_000)
     fill_up(disk, 500_000)

@@ -6,6 +6,7 @@ Exit code 0: the backup is made. 1: it failed.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -23,6 +24,9 @@ class _State(msgspec.Struct):
     status: str
     number: int | None = None
     reason: str = ""
+
+
+_STATE: Final = msgspec.json.Decoder(_State)
 
 
 @click.command("backup")
@@ -83,12 +87,12 @@ def command(
 
 def _of_server(client: ServerConnection, *, no_wait: bool) -> bytes:
     answer = client.call("POST", PATH)
-    started = msgspec.json.decode(answer, type=_State)
+    started = _STATE.decode(answer)
     state = started
     while state.status == "running" and not no_wait:
         pause(_POLL_S)
         answer = client.call("GET", PATH, repeatable=True)
-        state = msgspec.json.decode(answer, type=_State)
+        state = _STATE.decode(answer)
     if state.status in ("none", "failed"):
         raise Failure(f"the backup failed: {state.reason or 'the server was restarted meanwhile'}")
     return answer

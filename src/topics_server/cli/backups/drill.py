@@ -112,8 +112,14 @@ class _Record(msgspec.Struct):
     encoding: str | None = msgspec.field(name="$encoding", default=None)
 
 
+_RECORD: Final = msgspec.json.Decoder(_Record)
+
+
 class _Named(msgspec.Struct):
     topic: str
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 class _Config(msgspec.Struct):
@@ -122,6 +128,9 @@ class _Config(msgspec.Struct):
 
 class _State(msgspec.Struct):
     config: _Config
+
+
+_STATE: Final = msgspec.json.Decoder(_State)
 
 
 _SCRATCH: Final = click.option(
@@ -333,14 +342,14 @@ def _by_server(
 ) -> Iterator[str]:
     """Compare the answers of a server with the files. Yields a line for each difference."""
     rows = rows_of(client, "/v0/topics", "topics", {})
-    names = [msgspec.json.decode(row, type=_Named).topic for row in rows]
+    names = [_NAMED.decode(row).topic for row in rows]
     if len(names) != topics:
         yield f"it has {topics} topics, and the restored server {len(names)}"
     for name in sorted(wanted.keys() - set(names)):
         yield f"topic {name} is missing in the restored server"
     for name in names:
         digest = wanted.get(name, TopicDigest())
-        state = msgspec.json.decode(client.call("GET", topic_path(name)), type=_State)
+        state = _STATE.decode(client.call("GET", topic_path(name)))
         shown = _shown(client, name, digest.last_seq)
         if shown.records > digest.records:
             yield f"topic {name} has {shown.records} records, and {digest.records} in the files"
@@ -357,7 +366,7 @@ def _shown(client: ServerConnection, topic: str, last_seq: int) -> TopicDigest:
     digest = TopicDigest()
     for page in pages(client, topic, 0, {"include_tags": True}):
         for raw in page.records:
-            record = msgspec.json.decode(raw, type=_Record)
+            record = _RECORD.decode(raw)
             if record.seq > last_seq:
                 return digest
             data = bytes(record.data)

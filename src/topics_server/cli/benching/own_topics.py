@@ -6,7 +6,7 @@ after Ctrl-C.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +30,9 @@ class _Made(msgspec.Struct):
     created: bool
 
 
+_MADE: Final = msgspec.json.Decoder(_Made)
+
+
 class OwnTopics:
     """Topics of one run; `left` are those that may exist."""
 
@@ -44,7 +47,7 @@ class OwnTopics:
         path, body = topic_path(topic), msgspec.json.encode(config)
         self.left.append(topic)  # an interrupt must not lose it
         try:
-            made = msgspec.json.decode(self._client.call("PUT", path, body), type=_Made)
+            made = _MADE.decode(self._client.call("PUT", path, body))
         except CallRefused as error:
             if error.status not in IN_DOUBT:
                 self.left.remove(topic)

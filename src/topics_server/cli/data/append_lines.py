@@ -53,6 +53,9 @@ class _Stored(msgspec.Struct):
     last_seq: int
 
 
+_STORED: Final = msgspec.json.Decoder(_Stored)
+
+
 def append_lines(client: ServerConnection, topic: str, template: Template) -> LinesSummary:
     """Append every line that is not blank.
 
@@ -131,7 +134,7 @@ def _send(
     client: ServerConnection, path: str, body: bytes, batch: LineBatch, done: LinesSummary
 ) -> _Stored:
     def attempt() -> _Stored:
-        return msgspec.json.decode(client.call("POST", path, body), type=_Stored)
+        return _STORED.decode(client.call("POST", path, body))
 
     try:
         return tried(attempt, is_lost, AGAIN_MS, nothing)

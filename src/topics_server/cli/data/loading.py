@@ -59,10 +59,16 @@ class _State(msgspec.Struct):
     config: _Config
 
 
+_STATE: Final = msgspec.json.Decoder(_State)
+
+
 class _Appended(msgspec.Struct):
     first_seq: int
     last_seq: int
     deduped: bool = False
+
+
+_APPENDED: Final = msgspec.json.Decoder(_Appended)
 
 
 class _Record(msgspec.Struct):
@@ -71,6 +77,9 @@ class _Record(msgspec.Struct):
     tag: str | None = msgspec.field(name="$tag", default=None)
     node: str | None = msgspec.field(name="$node", default=None)
     meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
@@ -203,9 +212,7 @@ class Loading:
     def _read_tail(self) -> TopicTail:
         path = topic_path(self._plan.topic, "?touch=false")
         try:
-            state = msgspec.json.decode(
-                self._client.call("GET", path, repeatable=True), type=_State
-            )
+            state = _STATE.decode(self._client.call("GET", path, repeatable=True))
         except CallRefused as error:
             if error.code != "topic_not_found":
                 raise
@@ -220,7 +227,7 @@ class Loading:
         after = max(0, state.head_seq - window)
         for page in pages(self._client, self._plan.topic, after, {"include_tags": True}):
             for raw in page.records:
-                record = msgspec.json.decode(raw, type=_Record)
+                record = _RECORD.decode(raw)
                 meta = None if record.meta is msgspec.UNSET else bytes(record.meta)
                 print_ = fingerprint(bytes(record.data), record.tag, record.node, meta)
                 if record.seq <= state.head_seq:
@@ -334,7 +341,7 @@ class Loading:
             raise ServerUnreachable(_unconfirmed(error, lines), sent=error.sent) from None
         if was_reported:
             self._tell(f"the server has appended {lines} now")
-        return msgspec.json.decode(answer, type=_Appended)
+        return _APPENDED.decode(answer)
 
     def _may_repeat(self, error: CallRefused | ServerUnreachable) -> bool:
         if isinstance(error, CallRefused):

@@ -96,6 +96,9 @@ class _Answer(msgspec.Struct):
     detail: dict[str, Any] = {}
 
 
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+
+
 class _Closed(msgspec.Struct):
     """Connection `number` has ended."""
 
@@ -427,7 +430,7 @@ class Publisher:
         reason = ""
         try:
             for text in connection:
-                self._events.put(msgspec.json.decode(text, type=_Answer))
+                self._events.put(_ANSWER.decode(text))
         except msgspec.DecodeError as error:
             reason = f"a frame that is not from a topics server: {error}"
         except websockets.exceptions.ConnectionClosed as error:

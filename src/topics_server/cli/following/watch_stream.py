@@ -116,13 +116,19 @@ class _Session(msgspec.Struct):
     ignored: list[str] = []
 
 
+_SESSION: Final = msgspec.json.Decoder(_Session)
+
+
 class _Seq(msgspec.Struct):
     seq: int = msgspec.field(name="$seq")
 
 
+_SEQ: Final = msgspec.json.Decoder(_Seq)
+
+
 def seq_of(record: msgspec.Raw) -> int:
     """The seq of a record."""
-    return msgspec.json.decode(record, type=_Seq).seq
+    return _SEQ.decode(record).seq
 
 
 class Positions:
@@ -272,7 +278,7 @@ class WatchFollower:
         answer = self._client.call("POST", path, text, repeatable=True)
         self._client.close()  # a stream follows, which may last for days
         try:
-            session = msgspec.json.decode(answer, type=_Session)
+            session = _SESSION.decode(answer)
         except msgspec.DecodeError as error:
             raise refused(
                 200, "bad_answer", f"the answer is not from a topics server: {error}"

@@ -78,6 +78,9 @@ class _State(msgspec.Struct):
     head_seq: int
 
 
+_STATE: Final = msgspec.json.Decoder(_State)
+
+
 class _Stamp(msgspec.Struct):
     source: str = msgspec.field(name="from", default="")
     line: int = 0
@@ -88,10 +91,16 @@ class _Meta(msgspec.Struct):
     stamp: _Stamp | None = msgspec.field(name=STAMP, default=None)
 
 
+_META: Final = msgspec.json.Decoder(_Meta)
+
+
 class _StampedRecord(msgspec.Struct):
     seq: int = msgspec.field(name="$seq")
     ts: int = msgspec.field(name="$ts")
     meta: msgspec.Raw = msgspec.Raw()
+
+
+_STAMPED_RECORD: Final = msgspec.json.Decoder(_StampedRecord)
 
 
 class Appending:
@@ -147,7 +156,7 @@ class Appending:
             return 0
         if answer.status >= 300:
             raise answer.refusal
-        return msgspec.json.decode(answer.body, type=_State).head_seq
+        return _STATE.decode(answer.body).head_seq
 
     def _epoch(self) -> int | None:
         """The producer's epoch in the topic. The request stores nothing."""
@@ -171,13 +180,13 @@ class Appending:
         name = STAMP.encode()
         for page in pages(self._client, self.topic, 0, {}):
             for raw in page.records:
-                record = msgspec.json.decode(raw, type=_StampedRecord)
+                record = _STAMPED_RECORD.decode(raw)
                 if record.ts > until_ms:
                     return SourcePlace(position, None) if position else None
                 if name not in bytes(record.meta):
                     continue
                 try:
-                    stamp = msgspec.json.decode(record.meta, type=_Meta).stamp
+                    stamp = _META.decode(record.meta).stamp
                 except msgspec.ValidationError:
                     continue  # a member of that name which no import wrote
                 if stamp is not None and stamp.source == self._source:

@@ -27,6 +27,9 @@ class _Manifest(msgspec.Struct):
     topics: dict[str, _Topic]
 
 
+_MANIFEST: Final = msgspec.json.Decoder(_Manifest)
+
+
 def files_by_topic(folder: Path, topics: Sequence[str], prefix: str | None) -> dict[str, list[str]]:
     """The files of the named topics, of those with the prefix, or of all. Raises `Failure`.
 
@@ -34,7 +37,7 @@ def files_by_topic(folder: Path, topics: Sequence[str], prefix: str | None) -> d
     """
     path = folder / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+        manifest = _MANIFEST.decode(path.read_bytes())
     except FileNotFoundError:
         raise Failure(f"{folder}: no export is in it: {MANIFEST} is missing") from None
     except OSError as error:

@@ -23,6 +23,8 @@ from topics_server.cli.importing.stamping import Stamped, stamped_record
 from topics_server.cli.listing import rows_of
 from topics_server.cli.retries import Tell
 
+_TOPIC_DETAILS: Final = msgspec.json.Decoder(TopicDetails)
+
 PAGE_BYTES: Final = 4 * 2**20
 # The producer's id, which holds the name, has at most 256 characters.
 _NAME_MAX: Final = 200
@@ -43,8 +45,14 @@ class _Page(msgspec.Struct):
     tombstone: _Gap | None = None
 
 
+_PAGE: Final = msgspec.json.Decoder(_Page)
+
+
 class _Named(msgspec.Struct):
     topic: str
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 class SourceServer:
@@ -60,12 +68,12 @@ class SourceServer:
         if topics:
             return list(dict.fromkeys(topics))
         rows = rows_of(self.client, "/v0/topics", "topics", {"prefix": prefix or ""})
-        return [msgspec.json.decode(row, type=_Named).topic for row in rows]
+        return [_NAMED.decode(row).topic for row in rows]
 
     def details(self, topic: str) -> TopicDetails:
         """The topic's state; raises `Failure`."""
         answer = self.ask("GET", topic_path(topic, "?touch=false"), None, topic, is_first=True)
-        return msgspec.json.decode(answer.body, type=TopicDetails)
+        return _TOPIC_DETAILS.decode(answer.body)
 
     def ask(
         self, method: str, path: str, body: bytes | None, topic: str, *, is_first: bool = False
@@ -157,7 +165,7 @@ class ServerSource:
         }
         path = topic_path(self._topic, "/diff")
         answer = self._server.ask("POST", path, msgspec.json.encode(asked), self._topic)
-        page = msgspec.json.decode(answer.body, type=_Page)
+        page = _PAGE.decode(answer.body)
         if page.epoch not in (None, self._epoch):
             raise Failure(
                 f"topic {self._topic} was dropped and made again while it was read; a second run "

@@ -70,6 +70,9 @@ class _Tombstone(msgspec.Struct):
     reason: str = ""
 
 
+_TOMBSTONE: Final = msgspec.json.Decoder(_Tombstone)
+
+
 def stamped_meta(meta: bytes | None, origin: Origin) -> bytes:
     """`meta` with the origin as its first member."""
     inner = b"" if meta is None else meta.strip()[1:-1].strip()
@@ -88,7 +91,7 @@ def stamped_record(members: Mapping[str, Raw], source: str, line: int | None) ->
     Raises `ValueError`, with a message for people, for anything that is not a record.
     """
     if "tombstone" in members:
-        gap = msgspec.json.decode(members["tombstone"], type=_Tombstone)
+        gap = _TOMBSTONE.decode(members["tombstone"])
         return GapLine(gap.gap_from, gap.gap_to, gap.reason)
     for name in members:
         if name not in _PLAIN and not name.startswith("$"):

@@ -32,6 +32,8 @@ from topics_server.cli.queues.queue_board import command as show
 from topics_server.runtime.clock import now_ms, random_id
 from topics_server.values.texts.amounts import duration_text
 
+_TOPIC_DETAILS: Final = msgspec.json.Decoder(TopicDetails)
+
 CALL_JOBS: Final = 500
 # Long enough to acknowledge claimed jobs, short enough to wait for after a crash.
 PURGE_LEASE_MS: Final = 60_000
@@ -86,9 +88,15 @@ class _Lease(msgspec.Struct):
     claimed_ts: int
 
 
+_LEASE: Final = msgspec.json.Decoder(_Lease)
+
+
 class _Leases(msgspec.Struct):
     leases: list[msgspec.Raw]
     next_cursor: str | None = None
+
+
+_LEASES: Final = msgspec.json.Decoder(_Leases)
 
 
 @command.command("leases")
@@ -104,7 +112,7 @@ def leases(queue: str, client: ServerConnection, as_json: bool) -> None:
         return
     cells: list[list[str]] = []
     for row in rows:
-        lease, now = msgspec.json.decode(row, type=_Lease), now_ms()
+        lease, now = _LEASE.decode(row), now_ms()
         left_ms = lease.deadline - now
         until = "over" if left_ms <= 0 else f"in {duration_text(max(left_ms // 1000, 1) * 1000)}"
         since = age(lease.claimed_ts, now)
@@ -116,7 +124,7 @@ def _leases(client: ServerConnection, queue: str) -> Iterator[msgspec.Raw]:
     query = {"page_size": str(PAGE_SIZE)}
     while True:
         path = topic_path(queue, f"/leases?{urlencode(query)}")
-        page = msgspec.json.decode(client.call("GET", path, repeatable=True), type=_Leases)
+        page = _LEASES.decode(client.call("GET", path, repeatable=True))
         yield from page.leases
         if page.next_cursor is None:
             return
@@ -141,6 +149,9 @@ class RedriveReport(msgspec.Struct):
 class _Redriven(RedriveReport):
     more: bool = False
     next_after_seq: int = 0
+
+
+_REDRIVEN: Final = msgspec.json.Decoder(_Redriven)
 
 
 @command.command("redrive")
@@ -202,7 +213,7 @@ def _redrive(
     while True:
         body = {**asked, "after_seq": after, "max": min(CALL_JOBS, left or CALL_JOBS)}
         answer = client.call("POST", topic_path(queue, "/redrive"), msgspec.json.encode(body))
-        part = msgspec.json.decode(answer, type=_Redriven)
+        part = _REDRIVEN.decode(answer)
         if total is None:
             total = RedriveReport(part.topic, part.source)
             last = _head(client, part.source)
@@ -222,7 +233,7 @@ def _head(client: ServerConnection, topic: str) -> int | None:
         answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
     except CallRefused:
         return None
-    return msgspec.json.decode(answer, type=TopicDetails).head_seq
+    return _TOPIC_DETAILS.decode(answer).head_seq
 
 
 # -- purge -----------------------------------------------------------------------------------------
@@ -237,8 +248,14 @@ class _Claimed(msgspec.Struct):
     claimed: list[_Job]
 
 
+_CLAIMED: Final = msgspec.json.Decoder(_Claimed)
+
+
 class _Acked(msgspec.Struct):
     acked: int
+
+
+_ACKED: Final = msgspec.json.Decoder(_Acked)
 
 
 @command.command("purge")
@@ -254,7 +271,7 @@ def purge(queue: str, everything: bool, yes: bool, client: ServerConnection, as_
     that exists now is deleted; a worker that holds one loses its lease.
     """
     answer = client.call("GET", topic_path(queue, "?touch=false"), repeatable=True)
-    state = msgspec.json.decode(answer, type=TopicDetails)
+    state = _TOPIC_DETAILS.decode(answer)
     if state.queue is None:
         raise Failure(f"not_a_queue: {queue!r} is a plain log")
     count = state.count if everything else state.queue.ready
@@ -278,7 +295,7 @@ def _purge(client: ServerConnection, queue: str, count: int) -> int:
         asked = {"node": node, "max": min(CALL_JOBS, count - claimed), "lease_ms": PURGE_LEASE_MS}
         body = msgspec.json.encode(asked)
         answer = client.call("POST", topic_path(queue, "/claim"), body)
-        jobs = msgspec.json.decode(answer, type=_Claimed).claimed
+        jobs = _CLAIMED.decode(answer).claimed
         if not jobs:
             break
         claimed += len(jobs)
@@ -298,4 +315,4 @@ def _ack(client: ServerConnection, queue: str, node: str, jobs: Sequence[_Job]) 
         "lease_ids": [job.lease_id for job in jobs],
     }
     answer = client.call("POST", topic_path(queue, "/ack"), msgspec.json.encode(held))
-    return msgspec.json.decode(answer, type=_Acked).acked
+    return _ACKED.decode(answer).acked

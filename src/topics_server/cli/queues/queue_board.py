@@ -50,6 +50,9 @@ class _State(msgspec.Struct):
     queue: QueueCounters | None = None
 
 
+_STATE: Final = msgspec.json.Decoder(_State)
+
+
 class _TopicRow(msgspec.Struct):
     topic: str
 
@@ -57,6 +60,9 @@ class _TopicRow(msgspec.Struct):
 class _Page(msgspec.Struct):
     topics: list[_TopicRow]
     next_cursor: str | None = None
+
+
+_PAGE: Final = msgspec.json.Decoder(_Page)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -152,7 +158,7 @@ class Board:
             if error.status == 404 and not (self._asked and self._turns == 0):
                 return None  # removed since the list was made
             raise
-        state = msgspec.json.decode(answer, type=_State)
+        state = _STATE.decode(answer)
         if state.queue is None and self._asked:
             raise Failure(f"not_a_queue: {name!r} is a plain log")
         return state
@@ -174,7 +180,7 @@ class Board:
         query = {"page_size": str(PAGE_SIZE)}
         while True:
             answer = self._client.call("GET", f"/v0/topics?{urlencode(query)}", repeatable=True)
-            page = msgspec.json.decode(answer, type=_Page)
+            page = _PAGE.decode(answer)
             for row in page.topics:
                 yield row.topic
             if page.next_cursor is None:

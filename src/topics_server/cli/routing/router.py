@@ -22,6 +22,9 @@ class _Dropped(msgspec.Struct):
     deleted: bool
 
 
+_DROPPED: Final = msgspec.json.Decoder(_Dropped)
+
+
 @click.group("router", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Create, show, list and remove routers.
@@ -114,7 +117,7 @@ def rm(name: str, yes: bool, client: ServerConnection, as_json: bool) -> None:
     """Remove the router NAME; its copies stay."""
     confirm(f"Remove router {name}? It will copy no further records.", yes=yes)
     answer = client.call("DELETE", router_path(name))
-    if not msgspec.json.decode(answer, type=_Dropped).deleted:
+    if not _DROPPED.decode(answer).deleted:
         raise Failure(f"router_not_found: there was no router {name!r}")
     show_object(answer, as_json=as_json)
 

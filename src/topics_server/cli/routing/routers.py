@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Final
 
 import click
 import msgspec
@@ -13,9 +14,14 @@ from topics_server.cli.output import format_options
 from topics_server.cli.routing.graph import Edge, dot, tree
 from topics_server.cli.routing.router import routers, show_list
 
+_EDGE: Final = msgspec.json.Decoder(Edge)
+
 
 class _Row(msgspec.Struct):
     router: str
+
+
+_ROW: Final = msgspec.json.Decoder(_Row)
 
 
 HELP = """List routers, or show with --graph how records flow.
@@ -55,11 +61,11 @@ def command(
 def _edges(client: ServerConnection, asked: dict[str, str | None]) -> Iterator[Edge]:
     """Every router's state; the list has neither filter nor position."""
     for row in routers(client, asked):
-        name = msgspec.json.decode(row, type=_Row).router
+        name = _ROW.decode(row).router
         try:
             answer = client.call("GET", router_path(name), repeatable=True)
         except CallRefused as refused:
             if refused.code != "router_not_found":
                 raise
             continue  # removed since the list was made
-        yield msgspec.json.decode(answer, type=Edge)
+        yield _EDGE.decode(answer)

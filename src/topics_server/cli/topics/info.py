@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 import msgspec
 
@@ -9,6 +11,8 @@ from topics_server.cli.connection import ServerConnection, server_options, topic
 from topics_server.cli.details import TopicDetails, facts, settings
 from topics_server.cli.output import format_options, show_table, write_line
 from topics_server.runtime.clock import now_ms
+
+_TOPIC_DETAILS: Final = msgspec.json.Decoder(TopicDetails)
 
 
 @click.command("info")
@@ -22,5 +26,5 @@ def command(topic: str, client: ServerConnection, as_json: bool) -> None:
     if as_json:
         write_line(answer)
         return
-    found = msgspec.json.decode(answer, type=TopicDetails)
+    found = _TOPIC_DETAILS.decode(answer)
     show_table(("", ""), [*facts(found, now_ms()), ("", ""), *settings(found)])

@@ -64,6 +64,9 @@ class _PutAnswer(msgspec.Struct):
     ignored: list[str] = []
 
 
+_PUT_ANSWER: Final = msgspec.json.Decoder(_PutAnswer)
+
+
 def config_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each field of a configuration; None if the option is not given."""
     for option in reversed(OPTIONS):
@@ -92,7 +95,7 @@ def tell_config(answer: bytes, given: Mapping[str, Any]) -> None:
     """Report on standard error the fields that the server ignored or limited, or that a log does
     not use.
     """
-    outcome = msgspec.json.decode(answer, type=_PutAnswer)
+    outcome = _PUT_ANSWER.decode(answer)
     for name in outcome.ignored:
         close = difflib.get_close_matches(name, outcome.config, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

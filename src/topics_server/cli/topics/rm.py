@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 import msgspec
 
@@ -11,6 +13,9 @@ from topics_server.cli.output import confirm, format_options, show_object
 
 class _Answer(msgspec.Struct):
     deleted: bool
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
 
 
 @click.command("rm")
@@ -24,6 +29,6 @@ def command(topic: str, if_empty: bool, yes: bool, client: ServerConnection, as_
     confirm(f"Remove topic {topic} and all its records for good?", yes=yes)
     query = "?if_empty=true" if if_empty else ""
     answer = client.call("DELETE", topic_path(topic, query))
-    if not msgspec.json.decode(answer, type=_Answer).deleted:
+    if not _ANSWER.decode(answer).deleted:
         raise Failure(f"topic_not_found: there was no topic {topic!r}")
     show_object(answer, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -14,6 +14,9 @@ from topics_server.cli.topics.put import config_options, tell_config
 
 class _Changed(msgspec.Struct):
     changed: dict[str, Any]
+
+
+_CHANGED: Final = msgspec.json.Decoder(_Changed)
 
 
 @click.command("set")
@@ -39,5 +42,5 @@ def command(
     answer = client.call("PATCH", topic_path(topic), msgspec.json.encode(patch), repeatable=True)
     show_object(answer, as_json=as_json)
     tell_config(answer, patch)
-    if msgspec.json.decode(answer, type=_Changed).changed == {}:
+    if _CHANGED.decode(answer).changed == {}:
         note("nothing changed")

@@ -68,9 +68,15 @@ class _State(msgspec.Struct):
     head_seq: int
 
 
+_STATE: Final = msgspec.json.Decoder(_State)
+
+
 class _Record(msgspec.Struct):
     data: object
     seq: int = msgspec.field(name="$seq")
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 class Broken(Exception):
@@ -204,7 +210,7 @@ class TortureRun:
             config = {"durability": topic.durability, "idempotency_window_ms": 3_600_000}
             if self.totals.cycles == 0:
                 client.call("PUT", topic_path(topic.name), msgspec.json.encode(config))
-            state = msgspec.json.decode(client.call("GET", topic_path(topic.name)), type=_State)
+            state = _STATE.decode(client.call("GET", topic_path(topic.name)))
             found = _read(client, topic.name)
             self.totals.records_checked += len(found)
             _fail_on(topic.check(found, state.head_seq))
@@ -266,7 +272,7 @@ class TortureRun:
         if answer.status == 404:
             state, count = _State(0), 0
         else:
-            state = msgspec.json.decode(answer.body, type=_State)
+            state = _STATE.decode(answer.body)
             count = len(_read(client, FILLER))
         if count == stored == state.head_seq:
             return []
@@ -296,7 +302,7 @@ def _read(client: ServerConnection, topic: str) -> list[Found]:
     found: list[Found] = []
     for page in pages(client, topic, 0, {}):
         for raw in page.records:
-            record = msgspec.json.decode(raw, type=_Record)
+            record = _RECORD.decode(raw)
             found.append(Found(record.seq, record.data))
     return found
 

@@ -23,6 +23,9 @@ class _Appended(msgspec.Struct):
     deduped: bool = False
 
 
+_APPENDED: Final = msgspec.json.Decoder(_Appended)
+
+
 class TopicWriter(threading.Thread):
     """Appends to one topic and deletes its oldest records, until `stop`.
 
@@ -53,7 +56,7 @@ class TopicWriter(threading.Thread):
         call = topic.unknown or topic.send(1 + random_u64() % RECORDS_MAX)
         answer = append(self._client, topic, call)
         if answer.status in (200, 201):
-            topic.acknowledge(msgspec.json.decode(answer.body, type=_Appended).first_seq)
+            topic.acknowledge(_APPENDED.decode(answer.body).first_seq)
             self.appends += 1
         elif answer.status == 429:
             topic.refuse()
@@ -101,7 +104,7 @@ def repeat_unknown(
         return []  # the disk is full: it stays unknown
     if answer.status not in (200, 201):
         return [f"{topic.name}: a repeated call was answered {answer.refusal.message}"]
-    appended = msgspec.json.decode(answer.body, type=_Appended)
+    appended = _APPENDED.decode(answer.body)
     topic.acknowledge(appended.first_seq)
     if stored_at is not None and (not appended.deduped or appended.first_seq != stored_at):
         return [f"{topic.name}: a call was stored twice, as {stored_at} and {appended.first_seq}"]

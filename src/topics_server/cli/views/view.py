@@ -47,6 +47,9 @@ class _List(msgspec.Struct):
     views: list[_Row]
 
 
+_LIST: Final = msgspec.json.Decoder(_List)
+
+
 class _QueryAnswer(msgspec.Struct):
     columns: list[str]
     rows: list[list[Any]]
@@ -54,8 +57,14 @@ class _QueryAnswer(msgspec.Struct):
     truncated: bool
 
 
+_QUERY_ANSWER: Final = msgspec.json.Decoder(_QueryAnswer)
+
+
 class _Dropped(msgspec.Struct):
     deleted: bool
+
+
+_DROPPED: Final = msgspec.json.Decoder(_Dropped)
 
 
 @click.group("view", context_settings={"help_option_names": ["-h", "--help"]})
@@ -156,7 +165,7 @@ def ls(topic: str, client: ServerConnection, as_json: bool) -> None:
             f"{row.stats.bytes:,}",
             "" if row.stats.last_error is None else str(row.stats.last_error["message"]),
         ]
-        for row in msgspec.json.decode(answer, type=_List).views
+        for row in _LIST.decode(answer).views
     ]
     columns = ("view", "status", "processed", "lag", "bytes", "error")
     show_table(columns, rows, numbers=("processed", "lag", "bytes"))
@@ -218,7 +227,7 @@ def _param(text: str) -> tuple[str, Any]:
 
 
 def _show_rows(answer: bytes, *, as_json: bool) -> None:
-    found = msgspec.json.decode(answer, type=_QueryAnswer)
+    found = _QUERY_ANSWER.decode(answer)
     if as_json:
         for row in found.rows:
             write_line(msgspec.json.encode(dict(zip(found.columns, row, strict=True))))
@@ -252,7 +261,7 @@ def watch(
     before: list[list[Any]] | None = None
     while True:
         answer = _asked(client, topic, view, sql, params, None)
-        rows = msgspec.json.decode(answer, type=_QueryAnswer).rows
+        rows = _QUERY_ANSWER.decode(answer).rows
         if rows != before:
             before = rows
             _show_rows(answer, as_json=as_json)
@@ -283,6 +292,6 @@ def rm(topic: str, view: str, yes: bool, client: ServerConnection, as_json: bool
     """Remove a view and its rows; its topic stays."""
     confirm(f"Remove view {view} of {topic}?", yes=yes)
     answer = client.call("DELETE", _path(topic, view))
-    if not msgspec.json.decode(answer, type=_Dropped).deleted:
+    if not _DROPPED.decode(answer).deleted:
         raise Failure(f"view_not_found: topic {topic!r} has no view {view!r}")
     show_object(answer, as_json=as_json)

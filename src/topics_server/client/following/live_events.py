@@ -43,6 +43,10 @@ class LiveRecord(
     trace: str | None = None
 
 
+# The first use of the type: it must not be in two threads at once (decision 0361).
+msgspec.convert({"$seq": 0, "$ts": 0}, LiveRecord)
+
+
 class LiveEvent(msgspec.Struct, frozen=True):
     """One event of a live stream.
 

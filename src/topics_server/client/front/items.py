@@ -9,7 +9,7 @@ was handled in part. The JavaScript client uses the same two forms.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -98,11 +98,17 @@ class ReadCursor(msgspec.Struct, frozen=True):
     epoch: int | None = None
 
 
+_READ_CURSOR: Final = msgspec.json.Decoder(ReadCursor)
+
+
 class LiveCursor(msgspec.Struct, frozen=True):
     """The position behind an item of a live stream."""
 
     id: str
     handled: dict[str, int] = {}
+
+
+_LIVE_CURSOR: Final = msgspec.json.Decoder(LiveCursor)
 
 
 def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
@@ -111,11 +117,11 @@ def parsed_cursor(text: str) -> ReadCursor | LiveCursor:
     The id of an event is sent in a header, so it must have characters that a header can carry.
     """
     try:
-        return msgspec.json.decode(text, type=ReadCursor)
+        return _READ_CURSOR.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        found = msgspec.json.decode(text, type=LiveCursor)
+        found = _LIVE_CURSOR.decode(text)
         checked_header(found.id, "the id of an event")
     except (msgspec.DecodeError, ValueError):
         raise ValueError("this is not the cursor of an item") from None

@@ -27,6 +27,8 @@ from topics_server.views.messages import Batch, FileFacts
 from topics_server.views.workers.records import RecordColumns
 from topics_server.views.workers.sandbox import OWN_PREFIX, Mode, Sandbox, add_dates
 
+_VIEW_DEFINITION: Final = msgspec.json.Decoder(ViewDefinition)
+
 _VERSION: Final = 2
 _TABLE: Final = f"{OWN_PREFIX}_view"
 _HEAP_BYTES: Final = 256 * MIB
@@ -36,6 +38,9 @@ BATCH_SECONDS: Final = 10.0
 # Later versions of Python do not accept values by position for named parameters.
 _BINDS_BY_NAME: Final = sys.version_info >= (3, 12)
 _Gaps = list[tuple[int, int]]
+
+
+_GAPS: Final = msgspec.json.Decoder(_Gaps)
 _COLUMNS: Final = (
     "version, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition, lsn, "
     "is_stale"
@@ -209,7 +214,7 @@ class ViewFile:
                 self._run(records, count)
             gaps = [gap for gap in batch.gaps if gap[0] <= upto_seq]
             if gaps:
-                gaps = [*msgspec.json.decode(known_gaps, type=_Gaps), *gaps]
+                gaps = [*_GAPS.decode(known_gaps), *gaps]
                 known_gaps = msgspec.json.encode(gaps).decode()
             own(
                 f"UPDATE {_TABLE} SET processed_seq = ?, known_from_seq = max(known_from_seq, ?), "
@@ -395,8 +400,8 @@ def facts_of(sandbox: Sandbox) -> FileFacts:
         processed_seq=processed_seq,
         known_from_seq=known_from_seq,
         is_ready=bool(is_ready),
-        gaps=msgspec.json.decode(gaps, type=_Gaps),
-        definition=msgspec.json.decode(definition, type=ViewDefinition),
+        gaps=_GAPS.decode(gaps),
+        definition=_VIEW_DEFINITION.decode(definition),
         lsn=lsn,
         is_stale=bool(is_stale),
     )

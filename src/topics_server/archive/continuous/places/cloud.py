@@ -38,6 +38,9 @@ class _Holder(msgspec.Struct, frozen=True):
     since_ts: int
 
 
+_HOLDER: Final = msgspec.json.Decoder(_Holder)
+
+
 def open_cloud(url: str, holder: str, bytes_per_s: int) -> CloudStore:
     """*Blocking.* Open the bucket of a URL. Raises `StartRefused` without obstore.
 
@@ -162,7 +165,7 @@ class CloudStore:
 
     def _read_lock(self) -> _Holder | None:
         try:
-            return msgspec.json.decode(b"".join(self.read(_LOCK)), type=_Holder)
+            return _HOLDER.decode(b"".join(self.read(_LOCK)))
         except NotThere:
             return None
         except msgspec.DecodeError:
