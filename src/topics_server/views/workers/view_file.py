@@ -38,8 +38,6 @@ BATCH_SECONDS: Final = 10.0
 # Later versions of Python do not accept values by position for named parameters.
 _BINDS_BY_NAME: Final = sys.version_info >= (3, 12)
 _Gaps = list[tuple[int, int]]
-
-
 _GAPS: Final = msgspec.json.Decoder(_Gaps)
 _COLUMNS: Final = (
     "version, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition, lsn, "
