@@ -343,7 +343,7 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
     )
     store.checks.is_seal_refused = writers.sealer.is_refused
     queues = QueueService(
-        store, ground.lease_table, commits, notifier, clock, on_moved=lambda: moved(LEASES_ID)
+        store, ground.lease_table, commits, notifier, clock, on_moved=partial(moved, LEASES_ID)
     )
     store.topics.queue_counts = queues.counts
     pump = Pump(ground.router_table, store, commits, notifier, writers.pages, clock, moved)

@@ -399,15 +399,16 @@ class QueueService:
 
     async def queue(self, name: str) -> tuple[Topic, LeaseBook]:
         """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
-        return self._queue_of(name, await self._store.stable_topic(name))
+        await self._store.stable_topic(name)
+        found = self._stable_queue(name)
+        assert found is not None, "nothing ran since the topic was stable"
+        return found
 
     def _stable_queue(self, name: str) -> tuple[Topic, LeaseBook] | None:
         """The result of `queue`; None while the topic is being created, changed or dropped."""
         if name in self._store.pending_names:
             return None
-        return self._queue_of(name, self._store.topic(name))
-
-    def _queue_of(self, name: str, topic: Topic) -> tuple[Topic, LeaseBook]:
+        topic = self._store.topic(name)
         if topic.config.type is not _QUEUE:
             raise not_a_queue(name)
         book = self._lease_table.find(topic.topic_id)

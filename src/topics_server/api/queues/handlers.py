@@ -89,8 +89,10 @@ def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:
 
 def claim(state: ServerState, request: Request) -> Response | Pending | Coroutine[Any, Any, Answer]:
     """`POST /v0/topics/{topic}/claim`: lease jobs to a node, and complete others with `ack`."""
-    queues, limits = _admitted(state)
-    return _in_turn(state, queues, request, decode_claim(request.body, limits), _claimed)
+    admit(state)
+    queues, asked = state.queues, decode_claim(request.body, state.settings)
+    assert queues is not None, "ready means there are queues"
+    return _in_turn(state, queues, request, asked, _claimed)
 
 
 def _in_turn(
@@ -205,25 +207,27 @@ def ack(state: ServerState, request: Request) -> Response | Pending | Coroutine[
 
     Under pressure an ack starts at once; an ack with `claim_next` waits for its turn like a claim.
     """
-    queues, limits = _admitted(state)
-    asked = decode_ack(request.body, limits)
+    admit(state)
+    queues, asked = state.queues, decode_ack(request.body, state.settings)
+    assert queues is not None, "ready means there are queues"
     if asked.claim_next is not None:
         check_scopes(request.caller, READ | WRITE)
         return _in_turn(state, queues, request, asked.claim_next, _acked_and_claimed)
     pending = queues.begin_ack(request.name, asked.node, asked.seqs, asked.lease_ids)
     if pending is None:
         return _ack_slowly(queues, request, asked)
-    return Pending(pending.when_resolved, lambda: _acked(request, pending.outcome()))
+    return Pending(pending.when_resolved, partial(_acked, request, pending.outcome))
 
 
 async def _ack_slowly(queues: QueueService, request: Request, asked: HeldRequest) -> Response:
     """An ack that waits for its topic, or for another ack."""
     done = await queues.ack(request.name, asked.node, asked.seqs, asked.lease_ids)
-    return _acked(request, done)
-
-
-def _acked(request: Request, done: AckResult) -> Response:
     return Response(200, render_acked(request.name, done, request.elapsed_ms()))
+
+
+def _acked(request: Request, outcome: Callable[[], AckResult]) -> Response:
+    """The answer to an ack that has ended. Raises the error of `outcome`."""
+    return Response(200, render_acked(request.name, outcome(), request.elapsed_ms()))
 
 
 async def nack(state: ServerState, request: Request) -> Response:

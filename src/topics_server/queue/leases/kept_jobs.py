@@ -44,11 +44,6 @@ class KeptJobs:
         """Whether a job of the book is deleted."""
         return self._gone.has(seq) or self._gone_delayed.has(seq)
 
-    @property
-    def _delayed(self) -> int:
-        unclaimed = len(self.unclaimed.delayed_until) - self._gone_delayed.count
-        return self._places.resting.count + max(0, unclaimed)
-
     def forget(self, first_seq: int, last_seq: int) -> None:
         """Forget deleted records, with their lease, delivery count and delay."""
         known = len(self.jobs) + len(self.unclaimed.delayed_until)

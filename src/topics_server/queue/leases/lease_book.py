@@ -317,23 +317,27 @@ class LeaseBook(KeptJobs):
         """The gauges as of now."""
         self._advance(now_ms, live)
         # The body of `ready` and `in_flight`, for one moment.
-        taken, delayed, moving = self._taken, self._delayed, self._moving_count
+        (taken, delayed), moving = self._unready(), self._moving_count
         ready = max(0, live.count - max(0, taken) - delayed)
         return Counts(ready, max(0, taken - moving), delayed, moving, self.dead_lettered)
 
     def ready(self, live: LiveJobs) -> int:
         """The number of claimable jobs, as of the moment of the preceding call."""
         # Damage removes records without an entry: a damaged job counts until a claim finds it.
-        return max(0, live.count - max(0, self._taken) - self._delayed)
+        taken, delayed = self._unready()
+        return max(0, live.count - max(0, taken) - delayed)
 
     def in_flight(self, now_ms: int) -> int:
         """Unexpired leases and busy jobs."""
         self._advance(now_ms, None)
-        return max(0, self._taken - self._moving_count)
+        return max(0, self._unready()[0] - self._moving_count)
 
-    @property
-    def _taken(self) -> int:
-        return self._places.leased.count + self._busy_count - self._gone.count
+    def _unready(self) -> tuple[int, int]:
+        """The numbers of jobs that are leased or busy, and of delayed ones."""
+        places = self._places
+        delayed = len(self.unclaimed.delayed_until) - self._gone_delayed.count
+        taken = places.leased.count + self._busy_count - self._gone.count
+        return taken, places.resting.count + max(0, delayed)
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """The time, after now, at which the next job becomes claimable."""

@@ -83,7 +83,8 @@ class LeaseTable:
 
     def find(self, queue_id: int) -> LeaseBook | None:
         """The lease book of a queue; None if the topic is not a queue or does not exist."""
-        self._rubbish.free_some()
+        if self._rubbish.has_any:
+            self._rubbish.free_some()
         return self._by_queue.get(queue_id)
 
     def counts(self, topic: Topic, now_ms: int) -> QueueCounts:
@@ -96,7 +97,8 @@ class LeaseTable:
 
     def count_in_flight(self, now_ms: int, slice_queues: int) -> Iterator[int]:
         """Unexpired leases of all queues: a running sum, after every `slice_queues` queues."""
-        self._rubbish.free_some()
+        if self._rubbish.has_any:
+            self._rubbish.free_some()
         total = 0
         queues = iter(list(self._by_queue.values()))
         while chunk := list(islice(queues, slice_queues)):
@@ -175,7 +177,8 @@ class LeaseTable:
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
         """Observe an entry that a topic has applied."""
-        self._rubbish.free_some()
+        if self._rubbish.has_any:
+            self._rubbish.free_some()
         if isinstance(entry, RecordsAppended):
             if entry.creation is not None:
                 self._put(lsn, entry.creation)

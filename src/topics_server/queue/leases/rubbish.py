@@ -20,12 +20,14 @@ class Rubbish:
     """Frees dropped jobs, and removes the deleted jobs of lease books, in bounded steps.
 
     `soon`: calls a function in a later turn of the loop; None: only other calls free memory.
+    `has_any`: whether `free_some` has work; callers on the hot path check it first.
     """
 
-    __slots__ = ("_forgetting", "_is_called_soon", "_jobs", "soon")
+    __slots__ = ("_forgetting", "_is_called_soon", "_jobs", "has_any", "soon")
 
     def __init__(self) -> None:
         self.soon: Callable[[Callable[[], None]], object] | None = None
+        self.has_any = False
         self._is_called_soon = False
         self._jobs: list[dict[int, HeldJob]] = []
         self._forgetting: dict[Callable[[], bool], None] = {}
@@ -37,11 +39,13 @@ class Rubbish:
         """Free these jobs later."""
         if jobs:
             self._jobs.append(jobs)
+            self.has_any = True
             self._call_soon()
 
     def later(self, forget: Callable[[], bool]) -> None:
         """Call `forget` once in each later call, until it returns that nothing is left."""
         self._forgetting[forget] = None
+        self.has_any = True
         self._call_soon()
 
     def _call_soon(self) -> None:
@@ -52,7 +56,7 @@ class Rubbish:
     def _free_on(self) -> None:
         self._is_called_soon = False
         self.free_some()
-        if self._jobs or self._forgetting:
+        if self.has_any:
             self._call_soon()
 
     def free_some(self) -> None:
@@ -67,3 +71,4 @@ class Rubbish:
                 jobs.popitem()
             if not jobs:
                 self._jobs.pop()
+        self.has_any = bool(self._jobs or self._forgetting)
