@@ -256,7 +256,7 @@ class JsonCache:
             if is_small or not is_kept or 2 * len(rows) < row_count:
                 if len(rows) == 1:
                     return [_render_row(block, rows[0], shown)]
-                if _is_for_columns(block, rows):
+                if len(rows) >= COLUMNS_ROWS_MIN and _is_for_columns(block, rows):
                     return [_render_stretch(block, rows[0], rows[-1] + 1, shown)[0]]
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
             json_block = render_block(block, shown)

@@ -383,6 +383,8 @@ class SubscriptionDispatcher:
         yield from self._wake_tagged(followed)
         # Copy the list only now: it includes readers that left a group before the group was served.
         members = list(followed.apart.items())
+        if not members:
+            return
         batches: dict[tuple[int, int], EventBatch | None] = {}
         batch: EventBatch | None = None
         seq, options = -1, None
@@ -394,8 +396,9 @@ class SubscriptionDispatcher:
                     if subscription.is_live and not subscription.was_away:
                         # Equal options are one object, and most readers are at the position of the
                         # reader before.
-                        if subscription.cursor.seq != seq or subscription.options is not options:
-                            seq, options = subscription.cursor.seq, subscription.options
+                        at = subscription.cursor.seq
+                        if at != seq or subscription.options is not options:
+                            seq, options = at, subscription.options
                             key = (seq, id(options))
                             batch = batches.get(key, _UNKNOWN)
                             if batch is _UNKNOWN:
