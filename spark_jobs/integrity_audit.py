@@ -34,6 +34,7 @@ from spark_jobs.reader.segments import SegmentRecords, pieces_of, read_index
 from spark_jobs.running import job, pictures
 from topics_server.values.errors import StorageError
 from topics_server.wal import layout
+from topics_server.wal.format.json_objects import differing_objects
 from topics_server.wal.format.segment import (
     LIVE,
     RECORD_HEADER,
@@ -263,11 +264,17 @@ def _record_problems(
     columns: SegmentColumns, records: SegmentRecords, rows: Array
 ) -> Iterator[tuple[int, str]]:
     """Rows whose record fails its checksum, or differs from the index."""
-    content, starts, bad = records.read(rows)
+    content, starts, ends, bad = records.read(rows)
     for place in bad.tolist():
         yield int(rows[place]), "the record fails its checksum"
     positions = np.setdiff1d(np.arange(len(rows)), bad)
     if not len(positions):
+        return
+    if columns.is_json:
+        part, seqs = columns.rows[rows[positions]], columns.first_seq + rows[positions]
+        different = differing_objects(content, starts[positions], ends[positions], part, seqs)
+        for place in different.tolist():
+            yield int(rows[positions[place]]), "the record and the index differ"
         return
     heads = np.frombuffer(content, "u1")[starts[positions, None] + np.arange(RECORD_HEADER_BYTES)]
     found, indexed = heads.view(RECORD_HEADER).ravel(), columns.rows[rows[positions]]

@@ -34,6 +34,7 @@ IO_MODULES = frozenset(
 PURE_LIBRARIES = frozenset({"msgspec", "numpy", "orjson", "xxhash"})
 # Spark executors load these without the server's dependencies (ARCHITECTURE, Map).
 SPARK_SAFE = (
+    "wal.format.json_objects",
     "wal.format.segment",
     "wal.format.manifest",
     "wal.layout",

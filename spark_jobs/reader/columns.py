@@ -1,7 +1,7 @@
 """Turns rows of a segment into Arrow columns, with numpy and Arrow kernels: no Python code runs per
 record.
 
-`data` and `meta` of a record are adjacent in the bytes that were read. One interleaved offsets
+`data` and `meta` of a record are slices of the bytes that were read. One interleaved offsets
 buffer over these bytes makes an array of [payload, gap, payload, gap, ...], and `take` selects
 every second element. Names are dictionaries already. Called by `segments`.
 """
@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from spark_jobs.reader.payload import VARIANT, PayloadMismatch, typed, variants, why_unfit
 from topics_server.wal.format.segment import (
     ABSENT,
-    RECORD_HEADER_BYTES,
     TRACE_BYTES,
     TRACED_KIND,
     Array,
@@ -60,7 +59,8 @@ def picked(rows: Array, chosen: Array) -> Array:
 class Rows:
     """Chosen rows of one segment, and the bytes of their records.
 
-    `starts`: where each chosen record begins in `content` (None if no payload is wanted).
+    `starts`, `ends`: where each chosen record begins and ends in `content` (None if no payload is
+    wanted).
     `is_dead`: chosen rows that are deleted; their payload is never returned. `struct`: the type of
     parsed data, if requested; `is_failfast`: a payload that does not fit raises an error instead of
     becoming null.
@@ -73,6 +73,7 @@ class Rows:
         is_dead: Array | None,
         content: bytes | None = None,
         starts: Array | None = None,
+        ends: Array | None = None,
         *,
         struct: Any = None,
         is_failfast: bool = False,
@@ -82,6 +83,7 @@ class Rows:
         self.is_dead = is_dead
         self.content = content
         self.starts = starts
+        self.ends = ends
         self.struct = struct
         self.is_failfast = is_failfast
         self.rows = picked(columns.rows, chosen)
@@ -124,15 +126,15 @@ class Rows:
     def _payload(self, name: str, kind: str) -> Any:
         assert self.content is not None
         assert self.starts is not None
+        assert self.ends is not None
         rows = self.rows
-        begins = self.starts + RECORD_HEADER_BYTES + rows["node_bytes"] + rows["tag_bytes"]
+        begins, metas = self.columns.payloads(rows, self.starts, self.ends)
         lengths = rows["data_bytes"].astype("i8")
         absent = self.is_dead
         if name == "meta":
-            begins = begins + lengths
             # The trace is not part of `meta`; a deleted record has neither.
             traced = ((rows["kind"] & TRACED_KIND) != 0) & (rows["meta_bytes"] >= TRACE_BYTES)
-            begins = begins + TRACE_BYTES * traced
+            begins = metas + TRACE_BYTES * traced
             lengths = rows["meta_bytes"].astype("i8") - TRACE_BYTES * traced
             absent = lengths == 0 if absent is None else absent | (lengths == 0)
         if kind == "string" and name == "data" and (self.kinds == BYTES).any():

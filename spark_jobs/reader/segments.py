@@ -26,7 +26,6 @@ from topics_server.wal import layout
 from topics_server.wal.format.segment import (
     DATA_HEADER_BYTES,
     DEAD,
-    HASH_BYTES,
     LIVE,
     Array,
     SegmentColumns,
@@ -288,7 +287,7 @@ def _batches(
         for begin, end in pieces_of(columns, chosen):
             dead = None if is_dead is None else is_dead[begin:end]
             try:
-                content, starts, bad = records.read(chosen[begin:end])
+                content, starts, ends, bad = records.read(chosen[begin:end])
             except StorageError as error:
                 seqs = tuple((columns.first_seq + chosen[[begin, end - 1]]).tolist())
                 _refuse(error, segment, query, report, records.path, seqs)
@@ -299,7 +298,7 @@ def _batches(
                     failed = Corrupt("records fail their checksum", records.path)
                     _refuse(failed, segment, query, report, records.path, (first_seq, last_seq))
                 good = np.setdiff1d(np.arange(len(rows)), bad)
-                rows, starts = rows[good], starts[good]
+                rows, starts, ends = rows[good], starts[good], ends[good]
                 dead = None if dead is None else dead[good]
             if len(rows):
                 made = Rows(
@@ -308,6 +307,7 @@ def _batches(
                     dead,
                     content,
                     starts,
+                    ends,
                     struct=query.payload_type,
                     is_failfast=query.is_failfast,
                 )
@@ -351,8 +351,8 @@ class SegmentRecords:
         self._columns = columns
         self._report = report
         entry = segment.entry
-        # Records are adjacent: one ends where the next begins, or where the flags begin.
-        self._offsets = np.append(columns.rows["offset"], columns.flags_offset).astype("<i8")
+        # Records are adjacent: one ends where the next begins.
+        self._offsets = columns.boundaries()
         self._file = open_file(segment, layout.DATA_SUFFIX)
         self.path = self._file.path
         report.opened(self.path)
@@ -401,9 +401,9 @@ class SegmentRecords:
             raise Corrupt(f"ends at {start + len(content)}, in the middle", self.path)
         return content
 
-    def read(self, rows: Array) -> tuple[bytes, Array, Array]:
-        """The bytes of the rows' records, the start of each record in them, and the damaged
-        rows.
+    def read(self, rows: Array) -> tuple[bytes, Array, Array, Array]:
+        """The bytes of the rows' records, the start and the end of each record in them, and the
+        damaged rows.
         """
         starts, ends = self._offsets[rows], self._offsets[rows + 1]
         if self._whole is not None:
@@ -411,8 +411,10 @@ class SegmentRecords:
         else:
             content, starts, ends = self._gather(starts, ends)
         if self._is_verified:
-            return content, starts, np.zeros(0, "<i8")
-        return content, starts, _damaged(content, starts, ends, self._columns.rows["xxh3"][rows])
+            return content, starts, ends, np.zeros(0, "<i8")
+        hashed_ends = ends - self._columns.tail_bytes
+        expected = self._columns.rows["xxh3"][rows]
+        return content, starts, ends, _damaged(content, starts, hashed_ends, expected)
 
     def _gather(self, starts: Array, ends: Array) -> tuple[bytes, Array, Array]:
         """Read distant ranges one by one and join them."""
@@ -430,7 +432,7 @@ class SegmentRecords:
 
 def _damaged(content: bytes, starts: Array, ends: Array, expected: Array) -> Array:
     """The positions of records that fail their own checksum, without Python code per record."""
-    spans = map(slice, starts.tolist(), (ends - HASH_BYTES).tolist())
+    spans = map(slice, starts.tolist(), ends.tolist())
     pieces = map(memoryview(content).__getitem__, spans)
     found = np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), "<u8", len(starts))
     return np.flatnonzero(found != expected)

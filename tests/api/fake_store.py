@@ -156,6 +156,9 @@ class FakeStore:
     def read_resident(self, name: str, request: ReadRequest) -> None:
         """Return None: this store has nothing in memory."""
 
+    def read_json(self, name: str, request: ReadRequest, shown: int) -> None:
+        """Return None, too."""
+
     async def read_backward(
         self, name: str, request: BackwardRequest, wanted: Filter | None
     ) -> BackwardPage:

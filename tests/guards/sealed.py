@@ -96,8 +96,8 @@ SEALED: Final[list[Guard]] = [
         "unit/engine/read/test_segment_reader_now.py",
         (
             "a page reads eight groups at once at most",
-            "elif fetch.is_group and len(missing) < _GROUPS_NOW:",
-            "elif fetch.is_group:",
+            "self._segments.read_now(*at, bytes_left) if groups_left >= 0 else None",
+            "self._segments.read_now(*at, bytes_left)",
         ),
         (
             "the groups of a page share its bound of bytes",

@@ -2,7 +2,7 @@
 
 `check` takes them out one at a time; `test_table` keeps the texts in step with the source.
 `OLD` occurs once in its file under `src/topics_server`. A new guard of the same kind gets a line
-here, in `garbage`, `sealed` or `starts`; docs/GUARDS.md is written from this table.
+here, in `garbage`, `objects`, `sealed` or `starts`; docs/GUARDS.md is written from this table.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 from tests.guards.garbage import GARBAGE
 from tests.guards.guard import Guard, guards
+from tests.guards.objects import OBJECTS
 from tests.guards.sealed import SEALED
 from tests.guards.starts import STARTS
 
@@ -453,5 +454,6 @@ GUARDS: Final[list[Guard]] = [
     ),
     *GARBAGE,
     *SEALED,
+    *OBJECTS,
     *STARTS,
 ]

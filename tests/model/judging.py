@@ -15,10 +15,12 @@ import msgspec
 
 from tests.model.plain import Answer, Append, Delete, Plain, Put, Rec, Step
 from tests.model.world import FakeClock
-from topics_server.engine.answers import Gap, Page, ReadRequest
+from topics_server.api.messages.responses import render_page
+from topics_server.engine.answers import Gap, JsonPage, Page, ReadRequest
 from topics_server.engine.read.block_cache import BlockCache
 from topics_server.engine.store import Store
 from topics_server.values.errors import Code, TopicsError
+from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX
 from topics_server.values.model import LossReason, TopicConfig
 
@@ -120,7 +122,17 @@ async def read_both_ways(store: Store, name: str, request: ReadRequest, clock: F
     if direct is not None and _marks(store, name, clock) == before:
         assert outside_of(direct) == outside_of(page)
         assert rows_of(direct) == rows_of(page)
+    cast(Any, store.read).__self__._fetcher._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
+    for shown in (DATA, DATA | META, DATA | META | TAGS):
+        as_json = store.read_json(name, request, shown)
+        if as_json is not None and _marks(store, name, clock) == before:
+            assert json_of(as_json, shown) == json_of(page, shown)
     return page
+
+
+def json_of(page: Page | JsonPage, shown: int) -> bytes:
+    """The page as it is sent."""
+    return b"".join(render_page("t", page, shown, JsonCache()))
 
 
 def outside_of(page: Page) -> Page:

@@ -190,11 +190,14 @@ class World:
         assert loop is not None
         task = loop.create_task(work)
         try:
-            return loop.run_until_complete(task)
+            result = loop.run_until_complete(task)
         finally:
             # Errors during a crash prove nothing.
             if loop.defects and not self.disk.crashed:
                 raise loop.defects[0]
+        # Another task may have met the crash in the turn in which this one ended.
+        self.disk.check_alive()
+        return result
 
     def start(self) -> Node:
         """Open and recover. Raises the node's errors; `SimulatedCrash` if the disk goes."""

@@ -42,7 +42,7 @@ def looked(disk: FakeDisk, *, remake: bool = False, cold_dir: str | None = None)
 def damage_record(bench: Bench, number: int) -> None:
     """Change one byte of the record whose data is this number."""
     content = bench.world.disk.content(DATA)
-    at = content.index(b"%d" % number, content.index(b"a%d" % number))
+    at = content.index(b'"data":%d' % number) + len(b'"data":')
     bench.world.disk.corrupt(DATA, at, 0x04)
 
 

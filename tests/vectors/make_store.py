@@ -1,7 +1,7 @@
 """Makes a golden data directory: drives a real server over HTTP, kills it twice, and copies its
 files.
 
-    .venv/bin/python -m tests.vectors.make_store store-v19
+    .venv/bin/python -m tests.vectors.make_store store-v20
 
 Vectors are only added and never made again: every later server must read what a released server
 wrote, and a regenerated vector proves nothing. So the program refuses an existing folder.
@@ -25,7 +25,7 @@ From v11 on views: definitions in a snapshot and in the journal, one changed, on
 on consumers: in a snapshot, moved and deleted in the journal, and made there. From v17 on sessions
 with a filter: in the newest snapshot, moved since, and in the journal's tail. From v18 on holds of
 consumers and sessions with prefixes, see `consumer_part`. From v19 on records with traces, see
-`trace_part`.
+`trace_part`. From v20 on segments of JSON objects.
 """
 
 from __future__ import annotations

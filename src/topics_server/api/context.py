@@ -1,9 +1,8 @@
-"""The shared state of all handlers: settings, store, services, server phase.
+"""The shared state of all handlers: settings, store, services, server phase. Loop thread only.
 
 `node/` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
 replaying -> ready or failed -> draining, never back; `closed` is the phase without a store.
-`StorePort` and `Routers` declare what the API needs of the engine and of the routers;
-`engine/store.py` and `routers/service.py` satisfy them. Loop thread only.
+`StorePort` and `Routers` declare what the API needs of `engine/store` and `routers/service`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from topics_server.engine.answers import (
     BackwardRequest,
     ConsumerState,
     Deleted,
+    JsonPage,
     Page,
     PutOutcome,
     RangeMark,
@@ -241,8 +241,8 @@ class StorePort(Protocol):
         """One page after a cursor; waits while there is nothing to report."""
         ...
 
-    def read_resident(self, name: str, request: ReadRequest) -> Page | None:
-        """The page of `read`, without waiting; None if it is not in memory."""
+    def read_json(self, name: str, request: ReadRequest, shown: int) -> Page | JsonPage | None:
+        """The page of `read` with these members, without waiting; None if it is not in memory."""
         ...
 
     async def read_backward(

@@ -8,6 +8,7 @@ import msgspec
 
 from topics_server.engine.filters import Filter
 from topics_server.values.blocks import Block
+from topics_server.values.columns.json_rows import JsonBlock
 from topics_server.values.limits import SEQ_MAX
 from topics_server.values.model import ConsumerHold, LossReason, StreamFacts, TopicConfig
 
@@ -64,6 +65,14 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     is_kept: bool = True
 
 
+class JsonPiece(msgspec.Struct, frozen=True, gc=False):
+    """Rows of JSON objects that belong to a page, like `Piece`."""
+
+    block: JsonBlock
+    rows: Sequence[int]
+    is_kept: bool = False
+
+
 class Page(msgspec.Struct, frozen=True):
     """One read of one topic (§3): records in pieces, at most one gap, and the next cursor."""
 
@@ -85,6 +94,18 @@ class Page(msgspec.Struct, frozen=True):
     def is_empty(self) -> bool:
         """Whether the page has neither a record nor a gap."""
         return not self.pieces and self.gap is None
+
+
+class JsonPage(msgspec.Struct, frozen=True):
+    """A page of which some records are JSON objects; `page` has no records."""
+
+    pieces: list[Piece | JsonPiece]
+    page: Page
+
+    @property
+    def scanned(self) -> int:
+        """The number of examined records."""
+        return self.page.scanned
 
 
 class BackwardRequest(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import Block
+from topics_server.values.columns.json_rows import JsonBlock
 from topics_server.values.entries import Entry
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic
 from topics_server.values.model import TagMatch, TopicConfig
@@ -170,6 +171,16 @@ class SegmentsPort(Protocol):
         """What `read` returns, if it takes no wait for the disk and at most `most` bytes of a file.
 
         For the loop's thread. Returns None for rows with damage, too: `read` reports it.
+        """
+        ...
+
+    def read_json_now(
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        """The objects that a diff returns for these rows, under the conditions of `read_now`.
+
+        The rows are whole groups. `shown`: their members, see `json_cache`; `DATA` is among them.
+        Returns None, too, where only `read_now` can make them.
         """
         ...
 

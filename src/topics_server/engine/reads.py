@@ -14,6 +14,7 @@ import msgspec
 from topics_server.engine.answers import (
     BackwardPage,
     BackwardRequest,
+    JsonPage,
     Page,
     RangeMark,
     ReadRequest,
@@ -103,11 +104,20 @@ class Reads:
 
         For callers that do not run in a task (docs/decisions/0142-one-form.md has the figures).
         """
+        page = self.read_json(name, request, 0)
+        assert not isinstance(page, JsonPage)
+        return page
+
+    def read_json(self, name: str, request: ReadRequest, shown: int) -> Page | JsonPage | None:
+        """`read_resident` for a caller that renders the records as JSON.
+
+        `shown`: a sum of `json_cache.TAGS`, `META` and `DATA`.
+        """
         topic, now_ms = self._read_by(name)
         if request.start or request.until or request.filter:
             return None
         plan = plan_page(topic, request, now_ms, request.before_seq - 1)
-        return self._fetcher.read_now(topic, plan)
+        return self._fetcher.read_now(topic, plan, shown)
 
     def _read_by(self, name: str) -> tuple[Topic, int]:
         """The topic and the time; the read counts as a use of the topic."""

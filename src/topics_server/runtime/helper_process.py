@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Final
 
+# Of the buffered files on both ends of a pipe. With a small buffer each part of a request is a call
+# to the system of its own, and a thread that makes one gives up the interpreter's lock.
+BUFFER_BYTES: Final = 1 << 18
+_PIPE_BYTES: Final = 1 << 20
 _END_WAIT_S: Final = 5.0
 
 
@@ -22,7 +26,11 @@ def start_helper(module: str) -> subprocess.Popen[bytes]:
     # -P: do not import from the caller's directory.
     command = [sys.executable, "-P", "-m", module]
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=1 << 20
+        command,
+        bufsize=BUFFER_BYTES,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pipesize=_PIPE_BYTES,
     )
 
 

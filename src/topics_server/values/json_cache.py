@@ -20,15 +20,13 @@ from typing import Final
 import msgspec
 
 from topics_server.values.blocks import BYTES_MARK, TRACE_MARK, Block, split_trace
-from topics_server.values.columns.json_rows import render_columns
+from topics_server.values.columns.json_rows import DATA as DATA
+from topics_server.values.columns.json_rows import META as META
+from topics_server.values.columns.json_rows import TAGS as TAGS
+from topics_server.values.columns.json_rows import JsonBlock, render_columns
 from topics_server.values.limits import MIB
 from topics_server.values.model import PayloadKind
 from topics_server.values.record_codecs import split_bytes_meta
-
-# Flags for the members that a reader gets beside `$seq`, `$ts` and `$node`; they are added.
-TAGS: Final = 1
-META: Final = 2
-DATA: Final = 4
 
 RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
 # Blocks with fewer records and fewer bytes are cheaper to render again than to keep.
@@ -42,25 +40,6 @@ _ENTRY_BYTES: Final = 512
 _encode: Final = msgspec.json.Encoder().encode
 # Access to an enum member costs a lookup.
 _JSON: Final = PayloadKind.JSON
-
-
-class JsonBlock(msgspec.Struct, frozen=True, gc=False):
-    """The records of one block as JSON, comma-separated.
-
-    The object of `row` starts at `offsets[row]` and ends at `offsets[row + 1] - 1`, where its comma
-    is, or the end of the bytes.
-    """
-
-    body: bytes
-    offsets: array[int]
-
-    def rows(self, first: int, last: int) -> bytes | memoryview:
-        """The objects of rows `first..last` (inclusive) without a copy."""
-        assert 0 <= first <= last < len(self.offsets) - 1
-        start, end = self.offsets[first], self.offsets[last + 1] - 1
-        if end - start == len(self.body):
-            return self.body
-        return memoryview(self.body)[start:end]
 
 
 def render_block(block: Block, shown: int) -> JsonBlock:
@@ -237,13 +216,18 @@ class JsonCache:
         return len(self._entries)
 
     def slices(
-        self, block: Block, rows: Sequence[int], shown: int, *, is_kept: bool = True
+        self, block: Block | JsonBlock, rows: Sequence[int], shown: int, *, is_kept: bool = True
     ) -> list[bytes | memoryview]:
         """The objects of ascending rows (at least one), as slices to be joined by commas.
 
-        `is_kept`: whether the JSON of most of a block is kept.
+        `is_kept`: whether the JSON of most of a block is kept. A `JsonBlock` has the members.
         """
         assert len(rows) > 0
+        if isinstance(block, JsonBlock):
+            parts = [block.rows(first, last) for first, last in _runs(rows)]
+            # A slow client must not hold a whole group in memory for a few of its records.
+            is_part = 2 * sum(map(len, parts)) < len(block.body)
+            return [bytes(part) for part in parts] if is_part else parts
         key = (id(block), shown)
         entry = self._entries.get(key)
         if entry is not None:

@@ -15,7 +15,8 @@ from topics_server.queue.service import QueueService
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import LeasesGranted
 from topics_server.values.model import Durability, TopicConfig, TopicType
-from topics_server.wal.layout import segment_data
+from topics_server.wal.format.segment import decode_index
+from topics_server.wal.layout import segment_data, segment_idx
 from topics_server.wal.tools.dump import dump, verify
 
 LEASE_MS = 60_000
@@ -206,7 +207,10 @@ def test_jobs_whose_damaged_file_was_put_back_are_claimed_behind_the_cursor() ->
     world.stop()
     path = f"data/segments/1/{segment_data(1)}"
     whole = world.disk.content(path)
-    world.disk.put(path, whole[:-100] + bytes(100))
+    # The records of seqs 6 to 8.
+    columns = decode_index(world.disk.content(f"data/segments/1/{segment_idx(1)}"))
+    start, end = columns.span(5, 8)
+    world.disk.put(path, whole[:start] + bytes(end - start) + whole[end:])
     world.start()
     queue.claim(9)
     # The leases of the damaged jobs end too, and the other jobs are done.

@@ -354,7 +354,8 @@ def test_a_stream_goes_on_with_the_next_base(
 def test_a_stream_stops_at_damage_and_goes_on_once_it_is_mended(copied: Path) -> None:
     path = orders(copied, layout.DATA_SUFFIX)
     good = path.read_bytes()
-    path.write_bytes(good[:100] + b"?" + good[101:])
+    at = int(decode_index(orders(copied, layout.IDX_SUFFIX).read_bytes()).rows["offset"][3])
+    path.write_bytes(good[:at] + b"?" + good[at + 1 :])
     stream = TopicsStreamReader(*both(copied, topics="orders"))
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)

@@ -229,7 +229,13 @@ def test_an_executor_of_spark_loads_nothing_else_of_the_server(webhooks: Server)
         *(f"topics_server.{name}" for name in ("values", "values.errors", "values.limits", "wal")),
         *(
             f"topics_server.wal.{n}"
-            for n in ("layout", "format", "format.manifest", "format.segment")
+            for n in (
+                "layout",
+                "format",
+                "format.manifest",
+                "format.json_objects",
+                "format.segment",
+            )
         ),
     }
 

@@ -380,6 +380,7 @@ def test_an_executor_loads_nothing_else_of_the_server(webhooks: Server) -> None:
         "topics_server.wal.layout",
         "topics_server.wal.format",
         "topics_server.wal.format.manifest",
+        "topics_server.wal.format.json_objects",
         "topics_server.wal.format.segment",
     }
     assert others == ""

@@ -7,7 +7,7 @@ from array import array
 import msgspec
 
 from topics_server.values.blocks import Block, make_block
-from topics_server.values.model import SeqRun, TopicConfig
+from topics_server.values.model import PayloadKind, SeqRun, TopicConfig
 from topics_server.values.storage_types import SegmentPlan, TopicFacts
 
 TOPIC = 7
@@ -31,6 +31,13 @@ def sample_blocks(first_seq: int, count: int, step: int = 16) -> list[Block]:
     """A run cut into blocks."""
     end = first_seq + count
     return [sample_block(seq, min(step, end - seq)) for seq in range(first_seq, end, step)]
+
+
+def with_bytes(blocks: list[Block]) -> list[Block]:
+    """The run with a bytes record at its end: it is not stored as JSON objects."""
+    *others, last = blocks
+    kinds = last.kinds[:-1] + bytes((PayloadKind.BYTES,))
+    return [*others, msgspec.structs.replace(last, kinds=kinds)]
 
 
 def sample_plan(segment_id: int, first_seq: int, count: int, dead: bytes = b"") -> SegmentPlan:

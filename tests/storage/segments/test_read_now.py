@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.storage.fake_disk import FakeDisk
-from tests.storage.segments.segment_samples import TOPIC, sample_block, sample_facts
+from tests.storage.segments.segment_samples import (
+    TOPIC,
+    sample_block,
+    sample_facts,
+    sample_plan,
+    with_bytes,
+)
 from tests.storage.segments.test_segments import (
     COUNT,
     HOT_FOLDER,
@@ -14,8 +21,11 @@ from tests.storage.segments.test_segments import (
     opened,
     two_segments,
 )
-from topics_server.values.errors import Damaged
+from topics_server.values.errors import Corrupt, Damaged
+from topics_server.values.json_cache import DATA, META, TAGS, render_block
 from topics_server.values.limits import MIB
+from topics_server.wal.format.json_objects import GROUP_RECORDS
+from topics_server.wal.format.segment import DATA_HEADER_BYTES
 from topics_server.wal.segments.store import SealedSegments
 
 ALL = range(COUNT)
@@ -105,8 +115,8 @@ def test_no_more_bytes_are_read_than_asked_for(segments: SealedSegments) -> None
 
 
 def test_damaged_rows_are_none_and_others_are_read(disk: FakeDisk) -> None:
-    two_segments(disk)
-    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", 64 + 40)
+    start = two_segments(disk)._topic(TOPIC).index(1).columns().records_start
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", start + 40)
     segments = opened(disk)
     listed(segments)
     segments.read(TOPIC, 1, 1, 2)
@@ -129,3 +139,108 @@ def test_rows_of_unknown_flags_are_none(disk: FakeDisk) -> None:
 def test_a_dropped_segment_is_none(segments: SealedSegments) -> None:
     segments.drop(TOPIC, [1], sample_facts())
     assert segments.read_now(TOPIC, 1, ALL, MIB) is None
+
+
+# -- JSON objects ------------------------------------------------------------------------------
+
+ALL_MEMBERS = DATA | META | TAGS
+MANY = 2 * GROUP_RECORDS + 30
+
+
+def json_of(first_seq: int, count: int, shown: int = ALL_MEMBERS) -> bytes:
+    return render_block(sample_block(first_seq, count), shown).body
+
+
+@pytest.fixture
+def many(disk: FakeDisk) -> SealedSegments:
+    """One segment of three groups whose files are open."""
+    segments = opened(disk)
+    segments.put(sample_plan(1, 1, MANY), sample_facts())
+    segments.read(TOPIC, 1, 8, 9)
+    return segments
+
+
+@pytest.mark.parametrize(
+    "rows", [range(MANY), range(256), range(256, 512), range(512, MANY), range(256, MANY)]
+)
+def test_objects_in_memory_are_the_json_of_a_read(many: SealedSegments, rows: range) -> None:
+    found = many.read_json_now(TOPIC, 1, rows, MIB, ALL_MEMBERS)
+    assert found is not None
+    assert found.body == b"%b," % json_of(1 + rows.start, len(rows))
+    assert found.rows(3, 20) == json_of(1 + rows.start + 3, 18)
+    last = len(rows) - 1
+    assert found.rows(last, last) == json_of(1 + rows.stop - 1, 1)
+
+
+@pytest.mark.parametrize("shown", [DATA, DATA | META])
+def test_objects_have_the_members_that_are_shown(many: SealedSegments, shown: int) -> None:
+    found = many.read_json_now(TOPIC, 1, range(256), MIB, shown)
+    assert found is not None
+    assert found.body == b"%b," % json_of(1, 256, shown)
+    for row in (0, 1, 100, 255):
+        assert found.rows(row, row) == json_of(1 + row, 1, shown)
+    # Tags without `meta` are rendered from blocks.
+    assert many.read_json_now(TOPIC, 1, range(256), MIB, DATA | TAGS) is None
+
+
+@pytest.mark.parametrize("rows", [range(1, 256), range(255), range(512, MANY - 1), range(5, 6)])
+def test_objects_are_read_in_whole_groups(many: SealedSegments, rows: range) -> None:
+    assert many.read_json_now(TOPIC, 1, rows, MIB, ALL_MEMBERS) is None
+    assert many.read_now(TOPIC, 1, rows, MIB) is not None
+
+
+def test_objects_that_the_system_must_load_are_none(disk: FakeDisk, many: SealedSegments) -> None:
+    disk.is_cached = False
+    assert many.read_json_now(TOPIC, 1, range(MANY), MIB, ALL_MEMBERS) is None
+
+
+def test_no_more_bytes_of_objects_are_read_than_asked_for(many: SealedSegments) -> None:
+    start, end = many._topic(TOPIC).index(1).columns().span(0, 256)
+    assert many.read_json_now(TOPIC, 1, range(256), end - start, ALL_MEMBERS) is not None
+    assert many.read_json_now(TOPIC, 1, range(256), end - start - 1, ALL_MEMBERS) is None
+
+
+def test_damage_of_a_group_leaves_the_other_groups(disk: FakeDisk, many: SealedSegments) -> None:
+    columns = many._topic(TOPIC).index(1).columns()
+    path = f"{HOT_FOLDER}/0000000001.data"
+    for row in (256, 300, 511):
+        for at in (int(columns.rows["offset"][row]), columns.record_end(row) - 2):
+            disk.corrupt(path, at, 0x20)
+            assert many.read_json_now(TOPIC, 1, range(MANY), MIB, ALL_MEMBERS) is None
+            assert many.read_json_now(TOPIC, 1, range(256, 512), MIB, ALL_MEMBERS) is None
+            assert many.read_json_now(TOPIC, 1, range(256), MIB, ALL_MEMBERS) is not None
+            assert many.read_json_now(TOPIC, 1, range(512, MANY), MIB, ALL_MEMBERS) is not None
+            disk.corrupt(path, at, 0x20)
+    assert many.read_json_now(TOPIC, 1, range(MANY), MIB, ALL_MEMBERS) is not None
+
+
+def test_a_damaged_comma_is_damage_of_its_record(disk: FakeDisk, many: SealedSegments) -> None:
+    at = many._topic(TOPIC).index(1).columns().record_end(300) - 1
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", at, 0x20)
+    assert many.read_json_now(TOPIC, 1, range(256, 512), MIB, ALL_MEMBERS) is None
+    with pytest.raises(Damaged) as damage:
+        many.read(TOPIC, 1, 256, 512)
+    assert damage.value.ranges == ((300, 300),)
+
+
+def test_damaged_tags_and_stamps_are_found_by_a_check(disk: FakeDisk, many: SealedSegments) -> None:
+    """No read of a record touches them: only an index that is rebuilt needs them."""
+    columns = many._topic(TOPIC).index(1).columns()
+    path = f"{HOT_FOLDER}/0000000001.data"
+    first, last = columns.records_end, columns.flags_offset - 1
+    for at in (DATA_HEADER_BYTES, columns.records_start - 1, first, first + 9, last):
+        many.check_index(TOPIC, 1)
+        disk.corrupt(path, at, 0x20)
+        with pytest.raises(Corrupt, match="tags or the stamps"):
+            many.check_index(TOPIC, 1)
+        assert many.read(TOPIC, 1, 0, MANY) == sample_block(1, MANY)
+        disk.corrupt(path, at, 0x20)
+
+
+def test_a_segment_with_a_bytes_record_has_no_objects(disk: FakeDisk) -> None:
+    segments = opened(disk)
+    plan = sample_plan(1, 1, MANY)
+    segments.put(msgspec.structs.replace(plan, blocks=with_bytes(plan.blocks)), sample_facts())
+    segments.read(TOPIC, 1, 8, 9)
+    assert segments.read_json_now(TOPIC, 1, range(256), MIB, ALL_MEMBERS) is None
+    assert segments.read_now(TOPIC, 1, range(256), MIB) is not None

@@ -362,8 +362,8 @@ def test_a_cold_disk_that_is_not_mounted_is_not_an_empty_one() -> None:
 
 def test_a_damaged_record_takes_out_its_range_only() -> None:
     disk = empty_disk()
-    two_segments(disk)
-    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", 64 + 40)
+    start = two_segments(disk)._topic(TOPIC).index(1).columns().records_start
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", start + 40)
     segments = opened(disk)
     listed(segments)
     with pytest.raises(Damaged) as caught:

@@ -30,9 +30,11 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.appends import AppendLimits, DecodedAppend, decode_append
 from topics_server.values.blocks import Block
+from topics_server.values.columns.json_rows import JsonBlock
 from topics_server.values.entries import Entry
 from topics_server.values.errors import Code, Damaged, StorageError, TopicsError
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, Suspect
+from topics_server.values.json_cache import render_block
 from topics_server.values.limits import BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch, TopicConfig
 from topics_server.values.storage_types import (
@@ -239,6 +241,14 @@ class ListSegments:
             return None
         block = self._index(topic_id, segment_id).read(rows.start, rows.stop)
         return block if len(block.body) <= most else None
+
+    def read_json_now(
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        block = self.read_now(topic_id, segment_id, rows, most)
+        if block is None or block.kinds.strip(b"\0"):
+            return None
+        return render_block(block, shown)
 
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.values.blocks import Block, make_block
+from topics_server.values.columns.json_rows import JsonBlock
 from topics_server.values.json_cache import (
     CACHED_BYTES_MIN,
     CACHED_RECORDS_MIN,
@@ -257,3 +258,19 @@ def test_rows_of_mixed_blocks_are_the_same_sliced_or_alone(
         assert joined(cache, block, rows, META | DATA) == expected
     told = json.loads(b"[" + expected + b"]")
     assert ["$encoding" in record for record in told] == [kinds[row] for row in rows]
+
+
+def test_objects_are_sliced_and_few_of_them_are_copied() -> None:
+    count = 100
+    datas = [b"%d" % row for row in range(count)]
+    names = [None] * count
+    block = make_block(1, array("q", [5] * count), datas, None, names, names)
+    rendered = render_block(block, DATA)
+    objects = JsonBlock(rendered.body + b",", rendered.offsets)
+    cache = JsonCache()
+    for rows in (range(count), range(10, 90), [0, 5, 6, 7, *range(20, 90)], [3], [8, 9, 50]):
+        parts = cache.slices(objects, rows, DATA)
+        assert b",".join(parts) == b",".join(map(objects.rows, rows, rows))
+        # A part of few rows must not keep all of them in memory.
+        assert all(isinstance(part, bytes) == (len(rows) < 50) for part in parts)
+    assert len(cache) == 0

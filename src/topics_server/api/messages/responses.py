@@ -20,6 +20,7 @@ from topics_server.engine.answers import (
     BackwardPage,
     Deleted,
     Gap,
+    JsonPage,
     Page,
     PutOutcome,
     TopicPage,
@@ -90,7 +91,9 @@ def with_condition_met(body: bytes) -> bytes:
     return b'{"condition":"met",%b' % body[1:]
 
 
-def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[bytes | memoryview]:
+def render_page(
+    name: str, page: Page | JsonPage, shown: int, cache: JsonCache
+) -> list[bytes | memoryview]:
     """The answer to a diff (§3) up to its `performance`, as parts to be joined."""
     parts: list[bytes | memoryview] = [b'{"topic":"%b","records":[' % name.encode("ascii")]
     for piece in page.pieces:
@@ -99,6 +102,8 @@ def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[byt
             parts.append(b",")
     if len(parts) > 1:
         parts.pop()
+    if isinstance(page, JsonPage):
+        page = page.page
     assert page.next_from_seq <= page.head_seq
     parts.append(
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'

@@ -38,7 +38,7 @@ from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
 from topics_server.api.waiting_turn import WaitingTurn
 from topics_server.auth.authorize import check_scopes
-from topics_server.engine.answers import Appended, Page, ReadAs, ReadRequest
+from topics_server.engine.answers import Appended, JsonPage, Page, ReadAs, ReadRequest
 from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
 from topics_server.runtime.clock import monotonic_s
 from topics_server.values.appends import DecodedAppend, decode_append
@@ -206,7 +206,7 @@ def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any,
         return _diff_slowly(state, request)
     asked, shown = _asked_diff(state, request)
     is_slow = asked.wait_ms or asked.read_as is not None
-    page = None if is_slow else store.read_resident(request.name, asked)
+    page = None if is_slow else store.read_json(request.name, asked, shown)
     if page is None:
         return _diff_slowly(state, request)
     return Response(200, b"", pieces=_page(state, request, page, shown))
@@ -258,7 +258,9 @@ def _asked_diff(state: ServerState, request: Request) -> tuple[ReadRequest, int]
     return decode_diff(request.body, settings.max_limit, settings.max_node_bytes)
 
 
-def _page(state: ServerState, request: Request, page: Page, shown: int) -> list[bytes | memoryview]:
+def _page(
+    state: ServerState, request: Request, page: Page | JsonPage, shown: int
+) -> list[bytes | memoryview]:
     parts = render_page(request.name, page, shown, state.json_cache)
     parts.append(
         page_performance(request.elapsed_ms(), page.scanned, request.throttle_wait_ms or 0.0)

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from topics_server.engine.answers import Page, Piece
+from topics_server.engine.answers import JsonPage, JsonPiece, Page, Piece
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.ports import SegmentsPort
@@ -32,6 +32,7 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
+from topics_server.values.columns.json_rows import DATA, JsonBlock
 from topics_server.values.errors import Damaged, StorageError
 from topics_server.values.limits import (
     BLOCK_CACHE_BYTES_MAX,
@@ -47,6 +48,8 @@ _ROWS_TOGETHER: Final = 8 * BLOCK_RECORDS_MAX
 # The maximum that a page reads on the loop's thread, if the system has it in memory: under 2 ms.
 _GROUPS_NOW: Final = 8
 _BYTES_NOW: Final = MIB
+# The same for JSON objects, which are neither unpacked nor rendered.
+_OBJECT_BYTES_NOW: Final = 4 * MIB
 
 
 def _kind_of(fetch: Fetch) -> tuple[int, bool]:
@@ -79,27 +82,38 @@ def _parts(block: Block, fetches: Sequence[Fetch]) -> dict[Fetch, Block]:
     }
 
 
+_AnyPiece = Piece | JsonPiece
+
+
 def _joined(
-    plan: PagePlan, fetched: Mapping[Fetch, Block], parts: Mapping[Fetch, tuple[Block, int]]
-) -> Iterable[Piece]:
+    plan: PagePlan,
+    fetched: Mapping[Fetch, Block],
+    parts: Mapping[Fetch, tuple[Block | JsonBlock, int]],
+) -> Iterable[_AnyPiece]:
     """The pieces of a page; rows of one block that follow each other are one piece.
 
     `parts`: the block that a fetch is part of, and the row at which it begins there.
     """
-    last: Piece | None = None
-    for piece in plan.pieces:
-        if isinstance(piece, SealedPiece):
-            fetch, rows = piece.fetch, piece.rows
-            part = parts.get(fetch)
-            if part is None:
-                piece = Piece(fetched[fetch], rows)
+    last: _AnyPiece | None = None
+    for planned in plan.pieces:
+        piece: _AnyPiece
+        if isinstance(planned, Piece):
+            piece = planned
+        elif (part := parts.get(planned.fetch)) is None:
+            piece = Piece(fetched[planned.fetch], planned.rows)
+        else:
+            block, first = part
+            rows = shifted(planned.rows, -first)
+            is_next = last is not None and last.block is block and _follows(last.rows, rows)
+            if last is not None and is_next:
+                rows = range(last.rows[0], rows[-1] + 1)
+            elif last is not None:
+                yield last
+            if isinstance(block, JsonBlock):
+                last = JsonPiece(block, rows)
             else:
-                block, first = part
-                rows = shifted(rows, -first)
-                if last is not None and last.block is block and _follows(last.rows, rows):
-                    last = Piece(block, range(last.rows[0], rows[-1] + 1), is_kept=False)
-                    continue
-                piece = Piece(block, rows, is_kept=False)
+                last = Piece(block, rows, is_kept=False)
+            continue
         if last is not None:
             yield last
         last = piece
@@ -144,10 +158,12 @@ class Fetcher:
                 fetched[fetch] = block
         return complete(plan, fetched)
 
-    def read_now(self, topic: Topic, plan: PagePlan) -> Page | None:
+    def read_now(self, topic: Topic, plan: PagePlan, shown: int = 0) -> Page | JsonPage | None:
         """The page of a plan if its blocks are in memory: here, or in the system's page cache.
 
         Groups that follow each other are one block of the page, and are kept as parts of it.
+        `shown`: if the caller renders `DATA`, the members that it renders. Then rows may be JSON
+        objects, which are not kept.
         """
         topic_id = topic.topic_id
         pieces: list[Piece] = []
@@ -160,7 +176,7 @@ class Fetcher:
                 if block is not None:
                     fetched[fetch] = block
                     piece = Piece(block, piece.rows)
-                elif fetch.is_group and len(missing) < _GROUPS_NOW:
+                elif fetch.is_group:
                     missing.append(fetch)
                     continue
                 else:
@@ -168,13 +184,41 @@ class Fetcher:
             pieces.append(piece)
         if not missing:
             return page_of(plan, pieces)
-        bytes_left = _BYTES_NOW
-        parts: dict[Fetch, tuple[Block, int]] = {}
+        parts = self._parts_now(topic_id, missing, fetched, shown)
+        if parts is None:
+            return None
+        found = list(_joined(plan, fetched, parts))
+        blocks = [piece for piece in found if isinstance(piece, Piece)]
+        if len(blocks) == len(found):
+            return page_of(plan, blocks)
+        return JsonPage(found, page_of(plan, []))
+
+    def _parts_now(
+        self,
+        topic_id: int,
+        missing: Sequence[Fetch],
+        fetched: dict[Fetch, Block],
+        shown: int,
+    ) -> dict[Fetch, tuple[Block | JsonBlock, int]] | None:
+        """The groups of a page that are not cached, see `_joined`; None if a read would wait.
+
+        Adds the groups that are read alone to `fetched`.
+        """
+        bytes_left, groups_left, object_bytes_left = _BYTES_NOW, _GROUPS_NOW, _OBJECT_BYTES_NOW
+        parts: dict[Fetch, tuple[Block | JsonBlock, int]] = {}
         for _, same in groupby(missing, _kind_of):
             for together in _adjacent(list(same)):
                 segment_id, first_row = together[0].segment_id, together[0].first_row
-                rows = range(first_row, together[-1].end_row)
-                block = self._segments.read_now(topic_id, segment_id, rows, bytes_left)
+                at = topic_id, segment_id, range(first_row, together[-1].end_row)
+                objects = None
+                if shown & DATA:
+                    objects = self._segments.read_json_now(*at, object_bytes_left, shown)
+                if objects is not None:
+                    object_bytes_left -= len(objects.body)
+                    parts |= {fetch: (objects, fetch.first_row - first_row) for fetch in together}
+                    continue
+                groups_left -= len(together)
+                block = self._segments.read_now(*at, bytes_left) if groups_left >= 0 else None
                 if block is None:
                     return None
                 bytes_left -= len(block.body)
@@ -187,7 +231,7 @@ class Fetcher:
                     key = topic_id, segment_id, fetch.first_row
                     self._cache.put(key, BlockPart(block, first, end))
                     parts[fetch] = block, first
-        return page_of(plan, list(_joined(plan, fetched, parts)))
+        return parts
 
     def _cached(self, topic_id: int, fetch: Fetch) -> Block | None:
         if not fetch.is_group:

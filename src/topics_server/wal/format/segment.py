@@ -1,16 +1,20 @@
 """The bytes of a sealed segment: `.data` and `.idx`.
 
 Pure, and needs only numpy and xxhash beside the standard library, so that a reader without the
-server (a Spark executor) can load it. Blocks are packed and unpacked in `wal/segments/packing.py`;
-docs/FORMATS.md shows their full layout. Everything is little-endian; row r is seq `first_seq + r`.
+server (a Spark executor) can load it. `wal/segments/packing` packs blocks, `segment_blocks` makes
+blocks from the bytes; docs/FORMATS.md shows their full layout. Everything is little-endian; row r
+is seq `first_seq + r`.
 
 `.data`: header (64) | records | flags (one byte a record: 0x00 live, 0xFF deleted)
 
     record: seq u64 | ts i64 | data_bytes u32 | meta_bytes u32 | node_bytes u16 | tag_bytes u16
             | kind u8 | hop u8 | marks u8 | 0 | node | tag | data | meta | XXH3-64 of all before it
 
+    version 3 (`json_objects`): tags | records | stamps | flags, each record being a JSON object
+
 `.idx`: header (128) | rows (48 each) | tag offsets u32 (n + 1) | offsets into tag rows u32 (n + 1)
         | tag rows u32 | tag text | node offsets u32 (n + 1) | node text   (each padded to 8)
+        | version 3: XXH3-64 of each group of records, and of tags and stamps together
 
 Invariants: files stay under 2 GiB; a tag's rows ascend; dictionaries ascend by their UTF-8 bytes;
 the flags are the only bytes that ever change, and only from 0x00 to 0xFF.
@@ -31,10 +35,14 @@ from topics_server.values.errors import Corrupt, StartRefused
 from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX
 from topics_server.values.limits import TRACE_BYTES as TRACE_BYTES
 from topics_server.values.limits import TRACED_KIND as TRACED_KIND
+from topics_server.wal.format.json_objects import GROUP_RECORDS, MEMBER_BYTES, STAMP_BYTES
 
 VERSION: Final = 1
 # The version of a segment that has a record with a trace; older servers refuse it.
 TRACED_VERSION: Final = 2
+# The version of a segment whose records are stored as JSON objects; older servers refuse it.
+JSON_VERSION: Final = 3
+_NEWEST_VERSION: Final = JSON_VERSION
 DATA_MAGIC: Final = b"topicsSD"
 IDX_MAGIC: Final = b"topicsSI"
 LIVE: Final = 0x00
@@ -159,8 +167,8 @@ def decode_data_header(encoded: Buffer) -> DataHeader:
 def _check_magic(fields: tuple[Any, ...], magic: bytes) -> None:
     if fields[0] != magic:
         raise Corrupt(f"does not start with {magic!r}")
-    if fields[1] > TRACED_VERSION:
-        raise StartRefused(f"segment format {fields[1]} is newer than {TRACED_VERSION}")
+    if fields[1] > _NEWEST_VERSION:
+        raise StartRefused(f"segment format {fields[1]} is newer than {_NEWEST_VERSION}")
     if fields[1] < VERSION:
         raise Corrupt(f"unknown segment format {fields[1]}")
 
@@ -168,11 +176,6 @@ def _check_magic(fields: tuple[Any, ...], magic: bytes) -> None:
 def _hash_at(encoded: Buffer, offset: int) -> int:
     digest: int = _HASH.unpack_from(encoded, offset)[0]
     return digest
-
-
-def version_of(kinds: Array) -> int:
-    """The version of a segment whose records are of these kinds."""
-    return TRACED_VERSION if (kinds & TRACED_KIND).any() else VERSION
 
 
 def padded(length: int) -> int:
@@ -216,6 +219,10 @@ class Dictionary:
         return low
 
 
+# Of a segment without JSON objects.
+NO_SUMS: Final[Array] = np.zeros(0, "<u8")
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentColumns:
     """The parts of an `.idx` as views of its buffer; nothing is copied."""
@@ -230,6 +237,24 @@ class SegmentColumns:
     tag_starts: Array
     tag_rows: Array
     nodes: Dictionary
+    version: int
+    # The checksums of groups, and that of tags and stamps; empty before version 3.
+    sums: Array
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the records are JSON objects."""
+        return self.version == JSON_VERSION
+
+    @property
+    def records_end(self) -> int:
+        """The offset in `.data` after the last record."""
+        return self.flags_offset - (len(self.rows) * STAMP_BYTES if self.is_json else 0)
+
+    @property
+    def tail_bytes(self) -> int:
+        """The bytes of the checksum at the end of a record."""
+        return 0 if self.is_json else HASH_BYTES
 
     @property
     def record_count(self) -> int:
@@ -246,6 +271,11 @@ class SegmentColumns:
             end = first + 1 if found else first
         return self.tag_rows[int(self.tag_starts[first]) : int(self.tag_starts[end])]
 
+    def are_groups(self, rows: range) -> bool:
+        """Whether these rows are whole groups."""
+        is_end = rows.stop % GROUP_RECORDS == 0 or rows.stop == len(self.rows)
+        return is_end and rows.start % GROUP_RECORDS == 0
+
     def span(self, first_row: int, end_row: int) -> tuple[int, int]:
         """The bytes of rows `first_row..end_row - 1` in `.data`: their start and their end."""
         return int(self.rows["offset"][first_row]), self.record_end(end_row - 1)
@@ -254,7 +284,31 @@ class SegmentColumns:
         """The offset in `.data` after a record and its checksum."""
         if row + 1 < len(self.rows):
             return int(self.rows["offset"][row + 1])
-        return self.flags_offset
+        return self.records_end
+
+    @property
+    def records_start(self) -> int:
+        """The offset in `.data` of the first record."""
+        return int(self.rows["offset"][0])
+
+    def boundaries(self) -> Array:
+        """Where each record begins in `.data`, and where the last one ends; shape (count + 1,)."""
+        return np.append(self.rows["offset"], self.records_end).astype("<i8")
+
+    def payloads(self, rows: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
+        """Where `data` and `meta` of records begin, whose bytes are `starts .. ends - 1`.
+
+        `rows`: their rows of the index. An absent `meta` begins where `data` ends.
+        """
+        lengths = rows["data_bytes"].astype("<i8")
+        if not self.is_json:
+            names_bytes = rows["node_bytes"].astype("<i8") + rows["tag_bytes"]
+            datas = starts + names_bytes + RECORD_HEADER_BYTES
+            return datas, datas + lengths
+        # Before the brace and the comma.
+        metas = ends - 2 - rows["meta_bytes"]
+        datas = metas - MEMBER_BYTES * (rows["meta_bytes"] != 0) - lengths
+        return datas, np.where(rows["meta_bytes"] != 0, metas, datas + lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +327,8 @@ class IndexParts:
     tag_text: bytes
     node_offsets: Array
     node_text: bytes
+    version: int
+    sums: Array
 
 
 def encode_index(parts: IndexParts) -> bytes:
@@ -280,9 +336,10 @@ def encode_index(parts: IndexParts) -> bytes:
     tag_count, node_count = len(parts.tag_offsets) - 1, len(parts.node_offsets) - 1
     assert len(parts.tag_starts) == tag_count + 1
     assert int(parts.tag_starts[-1]) == len(parts.tag_rows)
+    assert len(parts.sums) == _sum_count(parts.version, len(parts.rows))
     header = _IDX_HEADER.pack(
         IDX_MAGIC,
-        version_of(parts.rows["kind"]),
+        parts.version,
         ROW.itemsize,
         len(parts.rows),
         parts.topic_id,
@@ -304,9 +361,14 @@ def encode_index(parts: IndexParts) -> bytes:
         parts.tag_text,
         parts.node_offsets.astype("<u4").tobytes(),
         parts.node_text,
+        parts.sums.astype("<u8").tobytes(),
     )
     body = b"".join([section.ljust(padded(len(section)), b"\0") for section in sections])
     return header + _HASH.pack(_index_hash(header, body)) + body
+
+
+def _sum_count(version: int, record_count: int) -> int:
+    return -(-record_count // GROUP_RECORDS) + 1 if version == JSON_VERSION else 0
 
 
 def _index_hash(header: Buffer, body: Buffer) -> int:
@@ -324,7 +386,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
         raise Corrupt("shorter than an index's header")
     fields = _IDX_HEADER.unpack_from(encoded)
     _check_magic(fields, IDX_MAGIC)
-    _, _, stride, count, topic_id, segment_id, flags_offset, first_seq, checksum = fields[:9]
+    _, version, stride, count, topic_id, segment_id, flags_offset, first_seq, checksum = fields[:9]
     tag_count, tag_text_bytes, tagged_count, node_count, node_text_bytes = fields[9:]
     lengths = (
         count * ROW.itemsize,
@@ -334,6 +396,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
         tag_text_bytes,
         (node_count + 1) * 4,
         node_text_bytes,
+        _sum_count(version, count) * 8,
     )
     if stride != ROW.itemsize or len(encoded) != IDX_HEADER_BYTES + sum(map(padded, lengths)):
         raise Corrupt("the size of the index does not match its header")
@@ -345,7 +408,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     offsets = [IDX_HEADER_BYTES]
     for length in lengths:
         offsets.append(offsets[-1] + padded(length))
-    rows, tag_offsets, tag_starts, tag_rows, tag_text, node_offsets, node_text = (
+    rows, tag_offsets, tag_starts, tag_rows, tag_text, node_offsets, node_text, sums = (
         view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=False)
     )
     return SegmentColumns(
@@ -359,6 +422,8 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
         tag_starts=np.frombuffer(tag_starts, "<u4"),
         tag_rows=np.frombuffer(tag_rows, "<u4"),
         nodes=Dictionary(np.frombuffer(node_offsets, "<u4"), node_text),
+        version=version,
+        sums=np.frombuffer(sums, "<u8"),
     )
 
 
@@ -374,8 +439,9 @@ def bad_rows(data: Buffer, columns: SegmentColumns, first_row: int, end_row: int
     base = int(rows["offset"][0])
     starts = (rows["offset"] - base).tolist()
     spans = map(slice, starts, [*starts[1:], len(data)])
-    # Each span ends with the record's own checksum: hash the bytes before it.
-    found = [xxhash.xxh3_64_intdigest(data[span][:-HASH_BYTES]) for span in spans]
+    # A span may end with the record's own checksum: hash the bytes before it.
+    tail = columns.tail_bytes
+    found = [xxhash.xxh3_64_intdigest(data[span][: -tail or None]) for span in spans]
     return np.flatnonzero(np.array(found, "<u8") != rows["xxh3"]).tolist()
 
 

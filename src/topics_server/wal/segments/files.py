@@ -1,4 +1,7 @@
-"""The files of a topic's segments in both tiers.
+"""The files of a topic's segments in both tiers, and their delete flags.
+
+Flags lie outside every checksum of `.data`, because they change in place. A snapshot keeps their
+digest (`file_inventory.FlagsDigest`).
 
 Used by `wal/segments/store.py` and `wal/segments/topic_scan.py`, and by the offline verbs. Changes
 nothing but the flags that its caller passes.
@@ -8,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Final
 
 import numpy as np
 import xxhash
@@ -17,15 +22,20 @@ from topics_server.values.file_inventory import FlagsDigest
 from topics_server.values.limits import MIB
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import write_temp
+from topics_server.wal.format.json_objects import beside_sum
 from topics_server.wal.format.manifest import HOT, SegmentEntry
 from topics_server.wal.format.segment import (
+    DATA_HEADER_BYTES,
     DEAD,
+    LIVE,
     SegmentColumns,
     damaged_flags,
     decode_index,
 )
 from topics_server.wal.fs import File, Fs
-from topics_server.wal.segments.flags import digest_of
+
+# The digest restores at most this many damaged flags, by trying both values of each.
+_GUESSED_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,17 @@ def is_whole(fs: Fs, path: str, entry: SegmentEntry) -> bool:
         return False
     finally:
         file.close()
+
+
+def has_sound_stamps(fs: Fs, path: str, columns: SegmentColumns) -> bool:
+    """*Blocking.* Whether tags and stamps of a `.data` with JSON objects have their checksum."""
+    file = fs.open(path)
+    try:
+        tags = file.pread(columns.records_start - DATA_HEADER_BYTES, DATA_HEADER_BYTES)
+        stamps = file.pread(columns.flags_offset - columns.records_end, columns.records_end)
+    finally:
+        file.close()
+    return beside_sum(tags, stamps) == int(columns.sums[-1])
 
 
 def flags_of(file: File, entry: SegmentEntry) -> bytes | None:
@@ -202,3 +223,36 @@ def entry_of(segment_id: int, data: bytes, idx: bytes) -> SegmentEntry:
         idx_bytes=len(idx),
         data_checksum=columns.data_checksum,
     )
+
+
+def digest_of(flags: bytes) -> FlagsDigest:
+    """The digest of a segment's flags; a damaged one counts as neither live nor dead."""
+    return FlagsDigest(flags.count(DEAD), xxhash.xxh3_64_intdigest(flags))
+
+
+def union_of(flags: bytes, others: bytes) -> bytes:
+    """Merge two copies: rows dead in either are dead; ignores damaged flags of `others`."""
+    ours, theirs = np.frombuffer(flags, "u1"), np.frombuffer(others, "u1")
+    union: bytes = np.where(theirs == DEAD, DEAD, ours).astype("u1").tobytes()
+    return union
+
+
+def dead_with(flags: bytes, rows: bytes) -> int:
+    """The number of rows that are dead by their flag or listed in `rows` (`<u4` row numbers)."""
+    dead = np.frombuffer(flags, "u1") == DEAD
+    dead[np.frombuffer(rows, "<u4")] = True
+    return int(np.count_nonzero(dead))
+
+
+def mended(flags: bytes, anchored: FlagsDigest) -> bytes | None:
+    """The flags with damaged bytes set so that the anchored digest fits; None if none fits."""
+    damaged = damaged_flags(flags).tolist()
+    if not 0 < len(damaged) <= _GUESSED_MAX:
+        return None
+    column = bytearray(flags)
+    for values in product((LIVE, DEAD), repeat=len(damaged)):
+        for row, value in zip(damaged, values, strict=True):
+            column[row] = value
+        if digest_of(bytes(column)) == anchored:
+            return bytes(column)
+    return None

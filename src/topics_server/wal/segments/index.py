@@ -22,7 +22,9 @@ from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import (
     ABSENT,
     LIVE,
+    NO_SUMS,
     ROW,
+    VERSION,
     Dictionary,
     SegmentColumns,
     outside,
@@ -232,4 +234,6 @@ def blank_columns(topic_id: int, entry: SegmentEntry) -> SegmentColumns:
         tag_starts=np.zeros(1, "<u4"),
         tag_rows=empty,
         nodes=none,
+        version=VERSION,
+        sums=NO_SUMS,
     )

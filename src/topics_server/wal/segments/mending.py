@@ -23,8 +23,16 @@ from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_te
 from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import DEAD, decode_index
 from topics_server.wal.fs import Fs
-from topics_server.wal.segments.files import Tiers, is_whole, load_index, read_flags, write_flags
-from topics_server.wal.segments.flags import digest_of, mended
+from topics_server.wal.segments.files import (
+    Tiers,
+    digest_of,
+    has_sound_stamps,
+    is_whole,
+    load_index,
+    mended,
+    read_flags,
+    write_flags,
+)
 from topics_server.wal.segments.salvage import rebuild_index
 
 
@@ -64,12 +72,14 @@ class PreparedMend:
 def check_files(
     fs: Fs, tiers: Tiers, topic_id: int, entry: SegmentEntry, flags: FlagsDigest | None
 ) -> None:
-    """*Blocking.* Check columns and delete flags, which reads of records do not check.
+    """*Blocking.* Check what reads of records do not check: columns, delete flags, tags and stamps.
 
     `flags`: the digest of the flags that were synced last. Raises `StorageError` for damage.
     """
     idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
-    load_index(fs, idx_path, topic_id, entry, verify=True)
+    columns = load_index(fs, idx_path, topic_id, entry, verify=True)
+    if columns.is_json and not has_sound_stamps(fs, data_path, columns):
+        raise Corrupt("the tags or the stamps of its records are damaged", data_path)
     found = read_flags(fs, data_path, entry)
     if flags is not None and (found is None or digest_of(found) != flags):
         raise Corrupt("its delete flags are not those that were synced last", data_path)

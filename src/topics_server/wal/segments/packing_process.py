@@ -17,12 +17,17 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
+from io import BufferedReader, BufferedWriter, FileIO
 from typing import BinaryIO, Final, Protocol
 
-from topics_server.runtime.helper_process import end_helper, read_exactly, start_helper
+from topics_server.runtime.helper_process import (
+    BUFFER_BYTES,
+    end_helper,
+    read_exactly,
+    start_helper,
+)
 from topics_server.values.blocks import Block, decode_block, encode_block
 from topics_server.values.limits import MIB
 from topics_server.wal.segments.packing import pack
@@ -159,7 +164,7 @@ def main() -> None:
     os.nice(_NICENESS)
     keep_memory()
     try:
-        serve(sys.stdin.buffer, sys.stdout.buffer)
+        serve(BufferedReader(FileIO(0), BUFFER_BYTES), BufferedWriter(FileIO(1, "w"), BUFFER_BYTES))
     except BrokenPipeError:
         # The server is gone; exit without flushing into its closed pipe.
         os._exit(0)

@@ -1,13 +1,15 @@
 """Rebuilds a damaged index from its data file, row by row. Pure.
 
 A record holds its own lengths and ends with its checksum. After a damaged record, the next intact
-record is found by its seq. The rows between them are lost: the index gives them checksum 0, so that
-every read of them fails; all other rows stay readable. From an undamaged `.data` file the whole
-index is rebuilt. Pure; used by `wal/segments/store.py` and by `wal/tools/repair.py`.
+record is found by its seq. A JSON object is found by its stamp. The other rows are lost: the index
+gives them checksum 0, so that every read of them fails. From an undamaged `.data` file the whole
+index is rebuilt. Used by `wal/segments/maps.py` and `wal/segments/mending.py`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 from array import array
 from collections.abc import Iterator
@@ -18,22 +20,37 @@ import numpy as np
 import xxhash
 
 from topics_server.values.blocks import Block
+from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.wal.format.json_objects import (
+    GROUP_RECORDS,
+    MEMBER_BYTES,
+    STAMP,
+    STAMP_BYTES,
+    hashes_beside_sums,
+    sums_of,
+)
 from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import (
     DATA_HEADER_BYTES,
     HAS_NODE,
     HAS_TAG,
     HASH_BYTES,
+    JSON_VERSION,
+    NO_SUMS,
     RECORD_HEADER_BYTES,
-    IndexParts,
-    decode_index,
+    TRACED_KIND,
+    TRACED_VERSION,
+    VERSION,
+    decode_data_header,
     encode_index,
 )
-from topics_server.wal.segments.packing import pack
+from topics_server.wal.segments.packing import RunColumns
 
 # seq, ts, bytes of data, meta, node, tag; kind, hop, marks
 _RECORD: Final = struct.Struct("<QqIIHHBBBx")
 _SEARCHED_BYTES: Final = 1 << 20
+# The start of a JSON object, up to its `data`.
+_HEAD: Final = re.compile(rb'\{"\$seq":\d+,"\$ts":-?\d+(?:,"\$node":"(?:[^"\\]|\\.)*")?', re.DOTALL)
 
 assert _RECORD.size == RECORD_HEADER_BYTES
 
@@ -43,25 +60,26 @@ class _Record(NamedTuple):
     start: int
     end: int
     ts: int
-    data_end: int
-    meta_end: int
     node: str | None
     tag: str | None
     kind: int
     hop: int
-    data_start: int
+    data: bytes
+    meta: bytes
+    checksum: int
 
 
 def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
     """The whole `.idx` of a listed segment from its `.data`, which has the listed size."""
     assert len(data) == entry.data_bytes
     count = entry.record_count
-    kept = {record.row: record for record in _records(data, entry)}
+    records, is_json = _intact(data, entry)
+    kept = {record.row: record for record in records}
     times, ends, body = array("q"), array("I"), bytearray()
     tags: list[str | None] = []
     nodes: list[str | None] = []
     kinds, hops = bytearray(count), bytearray(count)
-    offsets = np.zeros(count, "<u4")
+    offsets, checksums = np.zeros(count, "<u4"), np.zeros(count, "<u8")
     lost = bytearray(count)
     position, ts = DATA_HEADER_BYTES, entry.first_ts
     for row in range(count):
@@ -74,35 +92,91 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
             ends.extend(repeat(len(body), 2))
         else:
             offsets[row], position, ts = record.start, record.end, record.ts
+            checksums[row] = record.checksum
             tags.append(record.tag)
             nodes.append(record.node)
             kinds[row], hops[row] = record.kind, record.hop
-            ends.append(len(body) + record.data_end - record.data_start)
-            body += data[record.data_start : record.meta_end]
+            body += record.data
+            ends.append(len(body))
+            body += record.meta
             ends.append(len(body))
         times.append(ts)
     block = Block(entry.first_seq, times, ends, bytes(body), tags, nodes, bytes(kinds), bytes(hops))
-    _, packed = pack(topic_id, entry.segment_id, [block], bytes(lost))
-    columns = decode_index(packed, verify=False)
-    rows = columns.rows.copy()
-    rows["offset"] = offsets
-    rows["xxh3"][np.frombuffer(lost, "u1") != 0] = 0
+    run = RunColumns([block], bytes(lost))
+    rows, flags_offset = run.rows(), entry.data_bytes - count
+    rows["offset"], rows["xxh3"] = offsets, checksums
+    version, sums = VERSION, NO_SUMS
+    if is_json:
+        version = JSON_VERSION
+        records_end = flags_offset - count * STAMP_BYTES
+        sums = sums_of(memoryview(data)[:flags_offset], rows, records_end)
+        # A group with a lost record fails its check, so that its records are checked one by one.
+        sums[np.flatnonzero(np.frombuffer(lost, "u1")) // GROUP_RECORDS] = 0
+        if any(lost):
+            sums[-1] = 0
+    elif (run.kinds & TRACED_KIND).any():
+        version = TRACED_VERSION
     return encode_index(
-        IndexParts(
-            topic_id=topic_id,
-            segment_id=entry.segment_id,
-            first_seq=entry.first_seq,
-            flags_offset=entry.data_bytes - count,
+        run.index_parts(
+            topic_id,
+            entry.segment_id,
+            rows,
+            flags_offset=flags_offset,
             data_checksum=entry.data_checksum,
-            rows=rows,
-            tag_offsets=columns.tags.offsets,
-            tag_starts=columns.tag_starts,
-            tag_rows=columns.tag_rows,
-            tag_text=bytes(columns.tags.text),
-            node_offsets=columns.nodes.offsets,
-            node_text=bytes(columns.nodes.text),
+            version=version,
+            sums=sums,
         )
     )
+
+
+def _intact(data: bytes, entry: SegmentEntry) -> tuple[list[_Record], bool]:
+    """The intact records in seq order, and whether they are JSON objects."""
+    try:
+        is_json = decode_data_header(data[:DATA_HEADER_BYTES]).version == JSON_VERSION
+    except (Corrupt, StartRefused):
+        # The layout of which more records are intact.
+        objects = list(_objects(data, entry))
+        records = [] if len(objects) == entry.record_count else list(_records(data, entry))
+        return (records, False) if len(records) > len(objects) else (objects, True)
+    return list(_objects(data, entry) if is_json else _records(data, entry)), is_json
+
+
+def _objects(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:
+    """The intact records of a segment of JSON objects, each found by its own stamp."""
+    count = entry.record_count
+    end = entry.data_bytes - count - count * STAMP_BYTES
+    if end <= DATA_HEADER_BYTES:
+        return
+    stamps = np.frombuffer(data, STAMP, count, end)
+    sums = (stamps["sum"] ^ hashes_beside_sums(stamps)).tolist()
+    for row, (checksum, stamp) in enumerate(zip(sums, stamps.tolist(), strict=True)):
+        _, start, data_bytes, meta_bytes, tag_start, tag_bytes, hop, marks = stamp
+        head = _HEAD.match(data, start, end)
+        if head is None:
+            continue
+        data_start = head.end() + (MEMBER_BYTES if data_bytes else 0)
+        data_end = data_start + data_bytes
+        meta_start = data_end + (MEMBER_BYTES if meta_bytes else 0)
+        meta_end = meta_start + meta_bytes
+        text, tag = data[start : meta_end + 2], data[tag_start : tag_start + tag_bytes]
+        found = xxhash.xxh3_64_intdigest(text)
+        if found ^ xxhash.xxh3_64_intdigest(tag) != checksum:
+            continue
+        names = json.loads(head[0] + b"}")
+        if names["$seq"] == entry.first_seq + row:
+            yield _Record(
+                row=row,
+                start=start,
+                end=meta_end + 2,
+                ts=names["$ts"],
+                node=names.get("$node"),
+                tag=str(tag, "utf-8") if marks & HAS_TAG else None,
+                kind=0,
+                hop=hop,
+                data=data[data_start:data_end],
+                meta=data[meta_start:meta_end],
+                checksum=found,
+            )
 
 
 def _records(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:
@@ -132,13 +206,22 @@ def _record_at(data: bytes, start: int, end: int, row: int, entry: SegmentEntry)
     stop = meta_at + meta_bytes
     if seq != entry.first_seq + row or stop + HASH_BYTES > end:
         return None
-    stamp = data[stop : stop + HASH_BYTES]
-    if stamp != xxhash.xxh3_64_intdigest(data[start:stop]).to_bytes(HASH_BYTES, "little"):
+    checksum = xxhash.xxh3_64_intdigest(data[start:stop])
+    if data[stop : stop + HASH_BYTES] != checksum.to_bytes(HASH_BYTES, "little"):
         return None
-    node = str(data[start + RECORD_HEADER_BYTES : tag_at], "utf-8") if marks & HAS_NODE else None
-    tag = str(data[tag_at:data_at], "utf-8") if marks & HAS_TAG else None
-    behind = stop + HASH_BYTES
-    return _Record(row, start, behind, ts, meta_at, stop, node, tag, kind, hop, data_at)
+    return _Record(
+        row=row,
+        start=start,
+        end=stop + HASH_BYTES,
+        ts=ts,
+        node=str(data[start + RECORD_HEADER_BYTES : tag_at], "utf-8") if marks & HAS_NODE else None,
+        tag=str(data[tag_at:data_at], "utf-8") if marks & HAS_TAG else None,
+        kind=kind,
+        hop=hop,
+        data=data[data_at:meta_at],
+        meta=data[meta_at:stop],
+        checksum=checksum,
+    )
 
 
 def _next_good(

@@ -20,10 +20,9 @@ from dataclasses import replace
 from typing import Final
 
 from topics_server.runtime.metrics import log
-from topics_server.values.blocks import Block
-from topics_server.values.errors import Corrupt, Damaged, DiskFull, StorageError
+from topics_server.values.errors import DiskFull, StorageError
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, KnownFlags
-from topics_server.values.model import TagMatch, TopicConfig
+from topics_server.values.model import TopicConfig
 from topics_server.values.storage_types import SegmentPlan, TopicFacts
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
@@ -31,8 +30,13 @@ from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.format.manifest import COLD, HOT
 from topics_server.wal.fs import Fs
 from topics_server.wal.segments.file_handles import FileHandles
-from topics_server.wal.segments.files import Tiers, copy_to_temp, entry_of, flip_file
-from topics_server.wal.segments.flags import digest_of
+from topics_server.wal.segments.files import (
+    Tiers,
+    copy_to_temp,
+    digest_of,
+    entry_of,
+    flip_file,
+)
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
 from topics_server.wal.segments.mending import (
@@ -43,9 +47,9 @@ from topics_server.wal.segments.mending import (
     prepare,
     put,
 )
-from topics_server.wal.segments.packing import unpack_block, unpack_row, unpack_rows
 from topics_server.wal.segments.packing_process import Packer
 from topics_server.wal.segments.quarantine import Quarantine
+from topics_server.wal.segments.reading import SegmentReads
 from topics_server.wal.segments.topic_manifest import Entries, ManifestStore, TopicManifest
 from topics_server.wal.segments.topic_scan import (
     FoundFiles,
@@ -88,6 +92,14 @@ class SealedSegments:
         # The files found at start, until `finish_recovery` has handled them.
         self._found: Final[dict[int, FoundFiles]] = {}
         self._lock: Final = threading.Lock()
+        reads = self._reads = SegmentReads(self._file_handles, self._maps, self._topic)
+        self.read, self.read_now, self.read_json_now, self.read_rows, self.find_tags = (
+            reads.read,
+            reads.read_now,
+            reads.read_json_now,
+            reads.read_rows,
+            reads.find_tags,
+        )
         self._roots_synced = False
         self._safe_roots: Final[set[str]] = set()
 
@@ -136,74 +148,6 @@ class SealedSegments:
         return index
 
     # -- reading ---------------------------------------------------------------------------
-
-    def read(
-        self,
-        topic_id: int,
-        segment_id: int,
-        first_row: int,
-        end_row: int,
-        unwanted: Sequence[tuple[int, int]] = (),
-    ) -> Block:
-        """See `ports.Segments.read`."""
-        topic = self._topic(topic_id)
-        index = topic.index(segment_id)
-        index.check_flags(first_row, end_row, unwanted)
-        assert 0 <= first_row < end_row <= index.record_count
-        try:
-            return self._read(topic, index, first_row, end_row, unwanted)
-        except (Damaged, Corrupt):
-            # Read the file and the index from disk once more before the result is used.
-            self._forget(topic_id, segment_id, index)
-            return self._read(topic, index, first_row, end_row, unwanted)
-
-    def _read(
-        self,
-        topic: TopicManifest,
-        index: SealedColumns,
-        first_row: int,
-        end_row: int,
-        unwanted: Sequence[tuple[int, int]],
-    ) -> Block:
-        columns, segment_id = index.columns(), index.segment_id
-        start, end = columns.span(first_row, end_row)
-        with self._file_handles.lease(
-            (topic.topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
-        ) as file:
-            data = file.pread(end - start, start)
-        if end_row == first_row + 1:
-            return unpack_row(data, columns, first_row, unwanted)
-        return unpack_block(data, columns, first_row, end_row, unwanted)
-
-    def read_now(self, topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
-        """See `ports.Segments.read_now`."""
-        index = self._topic(topic_id).indexes.get(segment_id)
-        span = None if index is None else index.span_now(rows, most)
-        if span is None:
-            return None
-        data = self._file_handles.read_now((topic_id, segment_id), span[2], span[1])
-        try:
-            return None if data is None else unpack_block(data, span[0], rows.start, rows.stop)
-        except Damaged:
-            return None
-
-    def read_rows(
-        self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
-    ) -> list[Block]:
-        """See `ports.Segments.read_rows`."""
-        topic = self._topic(topic_id)
-        index = topic.index(segment_id)
-        if index.bad_rows or not index.is_readable:
-            for row in rows:
-                index.check_flags(row, row + 1)
-        with self._file_handles.lease(
-            (topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
-        ) as file:
-            return unpack_rows(file.pread, index.columns(), rows, max_bytes)
-
-    def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
-        """See `ports.Segments.find_tags`; rows that were dead when packed are not found."""
-        return self._topic(topic_id).index(segment_id).rows_of(match)
 
     def check_index(self, topic_id: int, segment_id: int) -> None:
         """See `ports.Segments.check_index`.
@@ -271,7 +215,7 @@ class SealedSegments:
         indexes = topic.indexes
         topic.indexes = {key: index for key, index in indexes.items() if key not in gone}
         for segment_id in sorted(gone):
-            self._forget(topic.topic_id, segment_id, indexes.get(segment_id))
+            self._reads.forget(topic.topic_id, segment_id, indexes.get(segment_id))
             for tier in (HOT,) if self._tiers.cold is None else (HOT, COLD):
                 for path in self._tiers.paths(tier, topic.topic_id, segment_id):
                     self._fs.unlink(path, missing_ok=True)
@@ -292,7 +236,7 @@ class SealedSegments:
             indexes, topic.indexes, topic.entries = topic.indexes, {}, {}
             topic.dropping.clear()
             for segment_id, index in indexes.items():
-                self._forget(topic_id, segment_id, index)
+                self._reads.forget(topic_id, segment_id, index)
             for folder in self._tiers.folders(topic_id):
                 if not self._fs.exists(folder):
                     continue
@@ -336,16 +280,10 @@ class SealedSegments:
             self._fs.sync_dir(folder)
             moved = {**topic.entries, segment_id: replace(entry, tier=COLD)}
             self._write_manifest(topic, facts, moved)
-            self._forget(topic_id, segment_id, topic.indexes.get(segment_id))
+            self._reads.forget(topic_id, segment_id, topic.indexes.get(segment_id))
             for path in hot_paths:
                 self._fs.unlink(path, missing_ok=True)
             topic.doubled.discard(segment_id)
-
-    def _forget(self, topic_id: int, segment_id: int, index: SealedColumns | None) -> None:
-        """Close files that are about to be unlinked; current readers keep theirs."""
-        self._file_handles.drop((topic_id, segment_id))
-        if index is not None:
-            index.unmap()
 
     # -- mending ---------------------------------------------------------------------------
 
@@ -376,7 +314,7 @@ class SealedSegments:
             put(self._fs, mend, known, keep)
             damaged = topic.index(segment_id)
             damaged.release()
-            self._forget(topic_id, segment_id, damaged)
+            self._reads.forget(topic_id, segment_id, damaged)
             index = self._maps.make(topic, entry)
             topic.indexes = {**topic.indexes, segment_id: index}
             topic.digests[segment_id] = known.digest

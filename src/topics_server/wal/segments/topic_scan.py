@@ -28,8 +28,16 @@ from topics_server.wal.format.segment import (
     decode_data_header,
 )
 from topics_server.wal.fs import Fs
-from topics_server.wal.segments.files import Tiers, is_whole, read_flags, write_flags
-from topics_server.wal.segments.flags import dead_with, digest_of, mended, union_of
+from topics_server.wal.segments.files import (
+    Tiers,
+    dead_with,
+    digest_of,
+    is_whole,
+    mended,
+    read_flags,
+    union_of,
+    write_flags,
+)
 from topics_server.wal.segments.topic_manifest import facts_of, read_manifest
 
 NO_ANCHOR: Final = Anchor(0, 1, {}, {})

@@ -38,10 +38,10 @@ from topics_server.wal import layout
 from topics_server.wal.directory import FormatMark, lacks_heads, read_format
 from topics_server.wal.format.manifest import Manifest, SegmentEntry
 from topics_server.wal.format.segment import Array, SegmentColumns
+from topics_server.wal.format.segment_blocks import unpack_block
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.journal.replay import JournalReplay
 from topics_server.wal.segments.files import Tiers, flags_of, load_index
-from topics_server.wal.segments.packing import unpack_block
 from topics_server.wal.segments.topic_manifest import read_manifest
 from topics_server.wal.snapshots.parts import decode_part, flipped_rows, tail_blocks
 from topics_server.wal.tools.offline_inventory import AnchoredFiles

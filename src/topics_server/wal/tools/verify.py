@@ -8,6 +8,7 @@ anything.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,8 +29,10 @@ from topics_server.values.storage_types import (
 from topics_server.wal import layout
 from topics_server.wal.cold_folder import judge_cold
 from topics_server.wal.directory import FormatMark, is_same_boot
+from topics_server.wal.format.json_objects import differing_objects, stamps_of
 from topics_server.wal.format.manifest import COLD, HOT, SegmentEntry
 from topics_server.wal.format.segment import (
+    ABSENT,
     DATA_HEADER_BYTES,
     RECORD_HEADER,
     SegmentColumns,
@@ -177,12 +180,22 @@ def _data_problems(
         for at in range(DATA_HEADER_BYTES, flags_offset, 2**20):
             digest.update(file.pread(min(2**20, flags_offset - at), at))
     else:
+        tags = file.pread(int(columns.rows["offset"][0]) - DATA_HEADER_BYTES, DATA_HEADER_BYTES)
+        digest.update(tags)
         for first in range(0, entry.record_count, _ROWS_AT_ONCE):
             end = min(first + _ROWS_AT_ONCE, entry.record_count)
             start = int(columns.rows["offset"][first])
             data = file.pread(columns.record_end(end - 1) - start, start)
             digest.update(data)
             problems += _record_problems(data, columns, first, end)
+        stamps = file.pread(flags_offset - columns.records_end, columns.records_end)
+        digest.update(stamps)
+        names = [columns.tags[number] for number in range(len(columns.tags))]
+        if columns.is_json and (
+            tags != _tags_of(columns, names)
+            or stamps != stamps_of(columns.rows, names, DATA_HEADER_BYTES).tobytes()
+        ):
+            problems.append("tags or stamps of the records differ from the index")
     if digest.intdigest() != entry.data_checksum:
         problems.append("checksum of the records fails")
     flags = file.pread(entry.record_count, flags_offset)
@@ -193,10 +206,25 @@ def _data_problems(
     return problems
 
 
+def _tags_of(columns: SegmentColumns, names: Sequence[bytes]) -> bytes:
+    """The tags of all rows, one behind the other; `names`: the tags by their number."""
+    texts = dict(enumerate(names)) | {ABSENT: b""}
+    return b"".join(map(texts.__getitem__, columns.rows["tag_id"].tolist()))
+
+
 def _record_problems(data: bytes, columns: SegmentColumns, first: int, end: int) -> list[str]:
     rows = bad_rows(data, columns, first, end)
     problems = [f"checksum of seq {columns.first_seq + first + row} fails" for row in rows]
     starts = columns.rows["offset"][first:end].astype("<i8") - int(columns.rows["offset"][first])
+    if columns.is_json:
+        if not problems:
+            part, seqs = columns.rows[first:end], columns.first_seq + np.arange(first, end)
+            stops = np.append(starts[1:], len(data))
+            problems += [
+                f"the record of seq {int(seqs[place])} differs from the index"
+                for place in differing_objects(data, starts, stops, part, seqs).tolist()
+            ]
+        return problems
     width = RECORD_HEADER.itemsize
     content = np.frombuffer(data, "u1")
     if not problems and int(starts[-1]) + width <= len(content):

@@ -9,15 +9,17 @@ import pytest
 
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import RULES, Rig, sealed_topic
-from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.answers import JsonPage, JsonPiece, Page, Piece, ReadRequest
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block
+from topics_server.values.columns.json_rows import JsonBlock
 from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.limits import BLOCK_RECORDS_MAX, MIB, PAGE_BYTES_MAX
 from topics_server.values.model import TagMatch
 
 pytestmark = pytest.mark.anyio
 
+SHOWN = DATA | META | TAGS
 RECORDS = 10 * BLOCK_RECORDS_MAX
 # The groups that a page reads on the loop.
 MOST = 8 * BLOCK_RECORDS_MAX
@@ -59,13 +61,13 @@ class Bench:
         return await bench.rig.store.read("t", ReadRequest(from_seq, limit, PAGE_BYTES_MAX))
 
 
-def rendered(page: Page | None) -> bytes:
+def rendered(page: Page | JsonPage | None) -> bytes:
     """The records of a page as they are sent."""
     assert page is not None
     cache = JsonCache()
     parts: list[bytes | memoryview] = []
     for piece in page.pieces:
-        parts += cache.slices(piece.block, piece.rows, DATA | META | TAGS, is_kept=piece.is_kept)
+        parts += cache.slices(piece.block, piece.rows, SHOWN, is_kept=piece.is_kept)
     return b",".join(parts)
 
 
@@ -171,3 +173,140 @@ async def test_rows_that_are_not_in_memory_or_damaged_are_left_to_the_other_way(
     assert bench.direct(0, 10) is None
     page = await bench.rig.store.read("t", ReadRequest(0, 10, PAGE_BYTES_MAX))
     assert seqs_of(page) == [1, 2, 3]
+
+
+# -- JSON objects ------------------------------------------------------------------------------
+
+
+class JsonBench(Bench):
+    """Counts the reads of blocks: `rows` has only those of objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = 0
+        plain, objects = self.segments.read_now, self.segments.read_json_now
+
+        def counted(topic_id: int, segment_id: int, rows: range, most: int) -> Block | None:
+            self.blocks += 1
+            return plain(topic_id, segment_id, rows, most)
+
+        def found(
+            topic_id: int, segment_id: int, rows: range, most: int, shown: int
+        ) -> JsonBlock | None:
+            self.segments.read_now = plain  # type: ignore[method-assign]
+            try:
+                return objects(topic_id, segment_id, rows, most, shown)
+            finally:
+                self.segments.read_now = counted  # type: ignore[method-assign]
+
+        self.segments.read_now = counted  # type: ignore[method-assign]
+        self.segments.read_json_now = found  # type: ignore[method-assign]
+
+    def as_json(
+        self, from_seq: int, limit: int, max_bytes: int = PAGE_BYTES_MAX
+    ) -> Page | JsonPage | None:
+        return self.rig.store.read_json("t", ReadRequest(from_seq, limit, max_bytes), SHOWN)
+
+
+@pytest.mark.parametrize(
+    ("from_seq", "limit"), [(0, 5), (0, 1000), (100, 1000), (255, 300), (1000, 700), (1020, 50)]
+)
+async def test_a_page_of_objects_is_the_page_of_the_other_way(from_seq: int, limit: int) -> None:
+    bench = JsonBench()
+    await bench.fill()
+    page, plain = bench.as_json(from_seq, limit), await bench.plain(from_seq, limit)
+    assert isinstance(page, JsonPage)
+    assert rendered(page) == rendered(plain)
+    assert page.page == msgspec.structs.replace(plain, pieces=[])
+    assert page.scanned == plain.scanned
+    assert (bench.blocks, bench.segments.reads) == (0, 0)
+
+
+async def test_objects_are_read_together_and_not_kept() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    for _ in range(2):
+        bench.rows.clear()
+        page = bench.as_json(100, 1000)
+        assert isinstance(page, JsonPage)
+        assert [piece.rows for piece in page.pieces] == [range(100, 1024), range(76)]
+        assert [rows for _, rows in bench.rows] == [range(1024), range(256)]
+    assert bench.blocks == 0
+
+
+async def test_blocks_in_memory_are_served_beside_objects() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    # Another reader has read one group in the middle.
+    assert bench.direct(256, 256) is not None
+    page = bench.as_json(0, 1000)
+    assert isinstance(page, JsonPage)
+    kinds = [type(piece) for piece in page.pieces]
+    assert kinds == [JsonPiece, Piece, JsonPiece]
+    assert rendered(page) == rendered(await bench.plain(0, 1000))
+
+
+async def test_records_in_memory_follow_objects() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    await bench.rig.append("t", {"records": [{"data": "new"}]})
+    page = bench.as_json(RECORDS - 3, 10)
+    assert isinstance(page, JsonPage)
+    assert [type(piece) for piece in page.pieces] == [JsonPiece, Piece]
+    records = json.loads(b"[%b]" % rendered(page))
+    assert [record["$seq"] for record in records] == list(range(RECORDS - 2, RECORDS + 2))
+    # A page without a sealed record is a plain one.
+    assert isinstance(bench.as_json(RECORDS, 10), Page)
+
+
+async def test_deleted_records_are_cut_out_of_objects() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    await bench.rig.store.delete("t", before_seq=None, match=TagMatch("t3"))
+    page = bench.as_json(0, 1000)
+    seqs = [record["$seq"] for record in json.loads(b"[%b]" % rendered(page))]
+    assert seqs == [seq for seq in range(1, 1500) if seq % 5 != 3 or seq in EDGE][:1000]
+    assert bench.blocks == 0
+
+
+async def test_segments_without_objects_are_read_as_blocks() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    bench.segments.read_json_now = lambda *_: None  # type: ignore[method-assign]
+    assert bench.as_json(0, MOST + 1) is None, "too many groups for the loop's thread"
+    assert isinstance(bench.as_json(0, 1000), Page)
+
+
+async def test_a_page_across_an_old_and_a_new_segment_has_both_forms() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    objects = bench.segments.read_json_now
+    old = min(bench.segments.kept[1])
+
+    def of_new(
+        topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        return None if segment_id == old else objects(topic_id, segment_id, rows, most, shown)
+
+    bench.segments.read_json_now = of_new  # type: ignore[method-assign]
+    page = bench.as_json(100, 1000)
+    assert isinstance(page, JsonPage)
+    assert [type(piece) for piece in page.pieces] == [Piece, JsonPiece]
+    assert rendered(page) == rendered(await bench.plain(100, 1000))
+
+
+async def test_more_groups_are_read_as_objects_than_as_blocks() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    page = bench.as_json(0, RECORDS)
+    assert rendered(page) == rendered(await bench.plain(0, RECORDS))
+    assert bench.as_json(0, RECORDS, 64 * MIB) is not None
+
+
+async def test_more_bytes_of_objects_are_read_off_the_loop() -> None:
+    bench = JsonBench()
+    await bench.fill(2 * MIB // BLOCK_RECORDS_MAX)
+    assert bench.as_json(0, BLOCK_RECORDS_MAX, 64 * MIB) is not None
+    # Two groups have more bytes than a page may read, in one segment and in two.
+    assert bench.as_json(2 * BLOCK_RECORDS_MAX, 2 * BLOCK_RECORDS_MAX, 64 * MIB) is None
+    assert bench.as_json(3 * BLOCK_RECORDS_MAX, 2 * BLOCK_RECORDS_MAX, 64 * MIB) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from functools import partial
 
@@ -14,9 +15,16 @@ from tests.storage.segments.segment_samples import sample_blocks
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.values.blocks import Block, decode_block, encode_block, make_block
 from topics_server.values.errors import Damaged
+from topics_server.values.json_cache import DATA, META, TAGS, render_block
 from topics_server.wal.format.segment import decode_data_header, decode_index
+from topics_server.wal.format.segment_blocks import (
+    unpack_block,
+    unpack_json,
+    unpack_row,
+    unpack_rows,
+)
 from topics_server.wal.segments.files import entry_of
-from topics_server.wal.segments.packing import pack, unpack_block, unpack_row, unpack_rows
+from topics_server.wal.segments.packing import pack
 from topics_server.wal.segments.salvage import rebuild_index
 
 NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -48,8 +56,11 @@ def test_whatever_is_packed_is_unpacked(
         row = end
     entry = entry_of(2, data, idx)
     assert rebuild_index(data, 1, entry) == idx
-    is_traced = any(meta.startswith(TRACE[:1]) for _, meta, _, _ in first + second)
-    assert (data[8], idx[8], decode_data_header(data).version) == (1 + is_traced,) * 3
+    metas = [meta for _, meta, _, _ in first + second]
+    is_traced = any(meta.startswith(TRACE[:1]) for meta in metas)
+    has_bytes = any(meta.startswith(b" ") for meta in metas)
+    version = 2 if is_traced else 1 if has_bytes else 3
+    assert (data[8], idx[8], decode_data_header(data).version) == (version,) * 3
     for block in blocks:
         assert decode_block(encode_block(block)) == block
 
@@ -67,7 +78,7 @@ def test_a_row_alone_is_as_among_the_others(
         alone = unpack_row(raw, columns, row)
         assert alone == unpack_block(raw, columns, row, row + 1)
         assert (alone.count, alone.first_seq) == (1, 9 + row)
-    at = data.draw(st.integers(0, len(raw) - 9))
+    at = data.draw(st.integers(0, len(raw) - 1 - columns.tail_bytes))
     broken = raw[:at] + bytes((raw[at] ^ 0x10,)) + raw[at + 1 :]
     for wrong in (broken, raw[:at]):
         with pytest.raises(Damaged) as caught:
@@ -98,7 +109,7 @@ def test_rows_together_are_as_each_alone(
     if data.draw(st.booleans()):
         rows.reverse()
     whole = unpack_block(
-        packed[int(columns.rows["offset"][0]) : columns.flags_offset], columns, 0, len(records)
+        packed[int(columns.rows["offset"][0]) : columns.records_end], columns, 0, len(records)
     )
     found = unpack_rows(read, columns, rows, 1 << 30)
     assert [block.first_seq for block in found] == [9 + row for row in rows]
@@ -148,7 +159,8 @@ def test_an_unwanted_record_that_is_damaged_is_blank_and_the_others_are_as_they_
     data, idx = pack(1, 2, [block_of(9, records)], bytes(count))
     columns = decode_index(idx)
     row = draw.draw(st.integers(0, count - 1))
-    place = draw.draw(st.integers(int(columns.rows["offset"][row]), columns.record_end(row) - 9))
+    end = columns.record_end(row) - 1 - columns.tail_bytes
+    place = draw.draw(st.integers(int(columns.rows["offset"][row]), end))
     changed = bytearray(data)
     changed[place] ^= 0x81
     start = int(columns.rows["offset"][0])
@@ -160,3 +172,66 @@ def test_an_unwanted_record_that_is_damaged_is_blank_and_the_others_are_as_they_
     for at, (payload, meta, tag, node) in enumerate(records):
         expected = (b"", b"", None, None) if at == row else (payload, meta, tag, node)
         assert (block.data(at), block.meta(at), block.tags[at], block.nodes[at]) == expected
+
+
+PLAIN = st.lists(
+    st.tuples(
+        st.sampled_from([b"1", b'"x"', b'{"a":[1,2]}', b" null ", b"[" + b"7," * 300 + b"8]"]),
+        st.sampled_from([b"", b'{"m":1}', b"{}"]),
+        NAMES,
+        NAMES,
+    ),
+    min_size=1,
+    max_size=600,
+)
+
+
+@given(PLAIN, st.data())
+def test_objects_are_the_json_that_is_sent(
+    records: list[tuple[bytes, bytes, str | None, str | None]], draw: st.DataObject
+) -> None:
+    count = len(records)
+    block = block_of(9, records)
+    dead = bytes(draw.draw(st.lists(st.sampled_from((0, 0, 0, 1)), min_size=count, max_size=count)))
+    data, idx = pack(1, 2, [block], dead)
+    columns = decode_index(idx)
+    assert columns.is_json
+    first = int(columns.rows["offset"][0])
+    text = data[first : columns.records_end]
+    for shown in (DATA, DATA | META, DATA | TAGS, DATA | META | TAGS):
+        objects = unpack_json(text, columns, range(count), shown)
+        if objects is None:
+            live = [record for row, record in enumerate(records) if not dead[row]]
+            assert shown == DATA | TAGS
+            assert any(tag is not None for _, _, tag, _ in live)
+            assert any(meta for _, meta, _, _ in live)
+            continue
+        sent = render_block(block, shown)
+        for row in range(count):
+            if dead[row]:
+                expected = b'{"$seq":%d,"$ts":%d}' % (9 + row, row)
+                assert bytes(objects.rows(row, row)) == expected
+            else:
+                assert bytes(objects.rows(row, row)) == bytes(sent.rows(row, row))
+        json.loads(b"[%b]" % bytes(objects.rows(0, count - 1)))
+    assert rebuild_index(data, 1, entry_of(2, data, idx)) == idx
+    whole = unpack_block(data[first : columns.records_end], columns, 0, count)
+    for row in range(count):
+        if not dead[row]:
+            assert slice_block(whole, row, row + 1) == slice_block(block, row, row + 1)
+        else:
+            assert (whole.data(row), whole.meta(row), whole.tags[row]) == (b"", b"", None)
+
+
+def test_a_run_whose_objects_may_be_too_large_is_packed_as_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block = make_block(1, array("q", [5, 6]), [b"1", b"2"], None, ["n", "m"], ["\x01" * 100, None])
+    data, idx = pack(1, 1, [block], bytes(2))
+    columns = decode_index(idx)
+    assert (columns.is_json, len(data) - 2 <= 2 + 6 * 102 + 2 * 128) == (True, True)
+    # The bound is one of the names if every character is escaped.
+    for most, is_json in ((2 + 6 * 102 + 2 * 128, False), (2 + 6 * 102 + 2 * 128 + 1, True)):
+        monkeypatch.setattr("topics_server.wal.segments.packing._FILE_BYTES_MAX", most)
+        columns = decode_index(pack(1, 1, [block], bytes(2))[1])
+        assert columns.is_json == is_json

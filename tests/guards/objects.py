@@ -1,0 +1,116 @@
+"""Guards of decision 0362: records of segments that are stored as JSON objects."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.guards.guard import Guard, guards
+
+OBJECTS: Final[list[Guard]] = [
+    *guards(
+        "wal/segments/packing.py",
+        "unit/wal/segments/test_packing.py",
+        (
+            "only JSON records without a trace are stored as objects",
+            "return not self.kinds.any() and most",
+            "return most",
+        ),
+        (
+            "a run whose objects may not fit into a file is stored as records",
+            " + _OBJECT_BYTES_MAX * self.count < _FILE_BYTES_MAX",
+            " < _FILE_BYTES_MAX * 2",
+        ),
+        (
+            "objects beside dead records are made one by one",
+            "    if not run.data_bytes[rows].all():\n        return",
+            "    if False:\n        return",
+        ),
+    ),
+    *guards(
+        "values/columns/json_rows.py",
+        "unit/wal/segments/test_packing.py",
+        (
+            "an absent `meta` is no member of an object",
+            "            meta_key * (split < end),",
+            "            meta_key,",
+        ),
+    ),
+    *guards(
+        "wal/format/json_objects.py",
+        "unit/wal/format/test_segment_blocks.py",
+        (
+            "the checksum of a group includes its rows of the index",
+            '    sums ^= np.fromiter(map(xxhash.xxh3_64_intdigest, indexed), "<u8", len(groups))\n',
+            "",
+        ),
+    ),
+    *guards(
+        "wal/format/segment_blocks.py",
+        "unit/wal/format/test_segment_blocks.py",
+        (
+            "sound records of a group whose checksum fails have a damaged index",
+            "    if is_group or (",
+            "    if False and (",
+        ),
+    ),
+    *guards(
+        "wal/format/segment_blocks.py",
+        "storage/segments/test_read_now.py",
+        (
+            "objects are served if the checksum of their group holds",
+            " or not _has_sound_groups(data, columns, rows, part, end):",
+            ":",
+        ),
+        (
+            "tags without `meta` are rendered from blocks",
+            "if has_tags and has_metas:\n        return None\n    if has_tags:",
+            "if has_tags:",
+        ),
+    ),
+    *guards(
+        "wal/segments/reading.py",
+        "storage/segments/test_read_now.py",
+        (
+            "objects are read in whole groups",
+            "if not (columns.is_json and columns.are_groups(rows)):",
+            "if not columns.is_json:",
+        ),
+    ),
+    *guards(
+        "wal/segments/mending.py",
+        "storage/segments/test_read_now.py",
+        (
+            "a check of a segment finds damaged tags and stamps",
+            "if columns.is_json and not has_sound_stamps(fs, data_path, columns):",
+            "if False:",
+        ),
+    ),
+    *guards(
+        "wal/segments/salvage.py",
+        "unit/wal/segments/test_salvage.py",
+        (
+            "an object is intact if its stamp, its tag and its text are",
+            "        if found ^ xxhash.xxh3_64_intdigest(tag) != checksum:\n            continue\n",
+            "",
+        ),
+        (
+            "a group with a lost record fails its check",
+            '        sums[np.flatnonzero(np.frombuffer(lost, "u1")) // GROUP_RECORDS] = 0\n',
+            "",
+        ),
+    ),
+    *guards(
+        "engine/read/segment_reader.py",
+        "unit/engine/read/test_segment_reader_now.py",
+        (
+            "the objects of a page share its bound of bytes",
+            "                    object_bytes_left -= len(objects.body)\n",
+            "",
+        ),
+        (
+            "only a reader that renders records gets objects",
+            "if shown & DATA:",
+            "if True:",
+        ),
+    ),
+]
