@@ -103,6 +103,11 @@ class JsonPage(msgspec.Struct, frozen=True):
     page: Page
 
     @property
+    def is_empty(self) -> bool:
+        """False, because the page has records."""
+        return False
+
+    @property
     def scanned(self) -> int:
         """The number of examined records."""
         return self.page.scanned

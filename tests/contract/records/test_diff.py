@@ -162,6 +162,33 @@ def test_the_shown_fields_do_not_depend_on_the_page(
         assert page["records"] == whole[from_seq : from_seq + limit]
 
 
+@pytest.mark.parametrize("include_tags", [False, True])
+@pytest.mark.parametrize("include_meta", [False, True])
+def test_sealed_records_are_those_of_the_tail_in_every_read(
+    api: Api, topic: str, include_tags: bool, include_meta: bool
+) -> None:
+    """Also if the read may wait, and if it is a consumer's. [3-05, 3-06, 3-08]"""
+    for start in range(0, 600, 60):
+        api.append(
+            topic,
+            [
+                {"data": n, "tag": f"t{n}"} if n % 2 else {"data": {"n": n}, "meta": {"n": n}}
+                for n in range(start, start + 60)
+            ],
+            node="ün",
+        )
+    options: Json = {"include_tags": include_tags, "include_meta": include_meta}
+    before = api.read(topic, limit=1000, **options)["records"]
+    good(api.http.post("/v0/admin/seal", json={"topics": [topic]}))
+    good(api.http.put(f"/v0/topics/{topic}/consumers/c", json={"from": "earliest"}))
+    asks: tuple[Json, ...] = ({}, {"wait_ms": 20_000}, {"consumer": "c"})
+    for asked in asks:
+        assert api.read(topic, limit=1000, **options, **asked)["records"] == before
+        page = api.read(topic, from_seq=300, limit=7, **options, **asked)
+        assert page["records"] == before[300:307]
+        assert (page["next_from_seq"], page["caught_up"]) == (307, False)
+
+
 def test_without_wait_an_empty_read_answers_at_once(api: Api, topic: str) -> None:
     """Contract §3 [3-07]"""
     api.put(topic)

@@ -111,6 +111,10 @@ CASES: dict[str, tuple[list[bytes], bool]] = {
     "an append with a key": ([request(APPEND, headers=JSON + b"idempotency-key: k\r\n")], True),
     "a key of no characters": ([request(APPEND, headers=JSON + b"idempotency-key:\r\n")], True),
     "a diff": ([request(DIFF, b"/v0/topics/t/diff")], True),
+    "a diff that may wait": (
+        [request(b'{"from_seq":0,"wait_ms":60000}', b"/v0/topics/t/diff")],
+        True,
+    ),
     "a state": ([request(None, headers=b"", method=b"GET")], True),
     "wrong JSON": ([request(b'{"records":[')], True),
     "no records": ([request(b'{"records":[]}')], True),

@@ -203,27 +203,33 @@ def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any,
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
     store = admit(state)
     if state.throttle.is_active and not state.throttle.passes(request.name):
-        return _diff_slowly(state, request)
+        return _diff_in_turn(state, request)
     asked, shown = _asked_diff(state, request)
-    is_slow = asked.wait_ms or asked.read_as is not None
-    page = None if is_slow else store.read_json(request.name, asked, shown)
-    if page is None:
-        return _diff_slowly(state, request)
-    return Response(200, b"", pieces=_page(state, request, page, shown))
+    if asked.read_as is None:
+        page = store.read_json(request.name, asked, shown)
+        if page is not None and not (asked.wait_ms and page.is_empty):
+            return Response(200, b"", pieces=_page(state, request, page, shown))
+    return _diff_slowly(state, request, asked, shown)
 
 
-async def _diff_slowly(state: ServerState, request: Request) -> Response:
-    """A diff that waits: for its turn, for blocks on the disk, or for records to come."""
+async def _diff_in_turn(state: ServerState, request: Request) -> Response:
+    """A diff that waits for its turn under pressure."""
+    request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
+    return await _diff_slowly(state, request, *_asked_diff(state, request))
+
+
+async def _diff_slowly(
+    state: ServerState, request: Request, asked: ReadRequest, shown: int
+) -> Response:
+    """A diff that waits: for a consumer's position, for the disk, or for records to come."""
     store = admit(state)
-    if state.throttle.is_active and not state.throttle.passes(request.name):
-        request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
-    asked, shown = _asked_diff(state, request)
+    page: Page | JsonPage | None = None
     if asked.read_as is not None:
         asked = await _for_consumer(state, request, asked, asked.read_as)
-    if asked.wait_ms:
-        page = await held_by(request, store.read(request.name, asked))
-    else:
-        page = await store.read(request.name, asked)
+        page = store.read_json(request.name, asked, shown)
+    if page is None or (asked.wait_ms and page.is_empty):
+        reading = store.read(request.name, asked)
+        page = await (held_by(request, reading) if asked.wait_ms else reading)
     return Response(200, b"", pieces=_page(state, request, page, shown))
 
 
