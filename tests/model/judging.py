@@ -54,15 +54,16 @@ async def look(store: Store, name: str, clock: FakeClock) -> Seen | None:
 
 
 def _marks(store: Store, name: str, clock: FakeClock) -> tuple[object, ...]:
-    """The facts that change when the clock is set, or when the background evicts between two
-    pages.
+    """The facts that change when the clock is set, or when the background evicts records or drops
+    dead segments between two pages (which changes the number of examined records).
     """
     moment = clock.now_ms(), clock.steps
     try:
         state = store.state(name, touch=False)
     except TopicsError:
         return moment
-    return (*moment, state.head_seq, state.earliest_seq, state.evict_floor, state.count)
+    firsts = tuple(run.first_seq for run in store.topic(name).log.runs)
+    return (*moment, state.head_seq, state.earliest_seq, state.evict_floor, state.count, firsts)
 
 
 async def _look_once(store: Store, name: str, clock: FakeClock) -> Seen | None:

@@ -19,6 +19,7 @@ from topics_server.values.entries import Entry
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic
 from topics_server.values.model import TagMatch, TopicConfig
 from topics_server.values.storage_types import (
+    PackedSegment,
     ReplayStart,
     SegmentPlan,
     ShardProgress,
@@ -148,8 +149,17 @@ class SealedIndex(Protocol):
 class SegmentsPort(Protocol):
     """Sealed segments of all topics, hot and cold, with their manifests."""
 
-    def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
-        """*Blocking.* Pack, write, sync, rename, list in the manifest; return its columns."""
+    def pack(self, plan: SegmentPlan) -> PackedSegment:
+        """*Blocking.* The contents of the files of a segment."""
+        ...
+
+    def put(
+        self, plan: SegmentPlan, facts: TopicFacts, packed: PackedSegment | None = None
+    ) -> SealedIndex:
+        """*Blocking.* Pack, write, sync, rename, list in the manifest; return its columns.
+
+        `packed`: what `pack` returned for the plan.
+        """
         ...
 
     def read(

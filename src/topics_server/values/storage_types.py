@@ -61,6 +61,13 @@ class SegmentPlan(msgspec.Struct, frozen=True):
     dead: bytes
 
 
+class PackedSegment(msgspec.Struct, frozen=True):
+    """The contents of the two files of a segment."""
+
+    data: bytes
+    idx: bytes
+
+
 class TopicFacts(msgspec.Struct, frozen=True):
     """The facts about a topic that its manifest holds beside the segments."""
 

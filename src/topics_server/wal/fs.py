@@ -36,9 +36,10 @@ _NO_DIRECTORY_LOCK: Final = frozenset(
 )
 # Vectors per pwritev on every known system.
 _VECTORS_MAX: Final = 1024
-# A longer write is done in parts. Linux makes larger pages for a longer write, from memory that was
-# not used for long: it then takes up to eight times the processor's time.
-_WRITE_BYTES_MAX: Final = 1 << 18
+# A longer write is done in parts. Linux makes larger pages for a longer write, often from memory
+# that was not used for long: it then takes up to eight times the processor's time. With many parts
+# the thread waits for the interpreter's lock as often.
+_WRITE_BYTES_MAX: Final = 1 << 20
 
 
 class File(Protocol):

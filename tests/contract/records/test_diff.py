@@ -167,7 +167,7 @@ def test_the_shown_fields_do_not_depend_on_the_page(
 def test_sealed_records_are_those_of_the_tail_in_every_read(
     api: Api, topic: str, include_tags: bool, include_meta: bool
 ) -> None:
-    """Also if the read may wait, and if it is a consumer's. [3-05, 3-06, 3-08]"""
+    """Contract §3; also if the read may wait, and if it is a consumer's."""
     for start in range(0, 600, 60):
         api.append(
             topic,

@@ -38,6 +38,7 @@ from topics_server.values.json_cache import render_block
 from topics_server.values.limits import BLOCK_RECORDS_MAX
 from topics_server.values.model import TagMatch, TopicConfig
 from topics_server.values.storage_types import (
+    PackedSegment,
     ReplayStart,
     SegmentPlan,
     ShardProgress,
@@ -193,6 +194,7 @@ class ListSegments:
         self.is_in_memory = False
         # Called once, in the middle of the next job: events on the loop meanwhile.
         self.meanwhile: Callable[[], None] | None = None
+        self.packed: list[int] = []
 
     def _step(self, event: str) -> None:
         if self.fault is not None:
@@ -210,7 +212,13 @@ class ListSegments:
             raise StorageError(f"no segment {segment_id} of topic {topic_id}")
         return found
 
-    def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
+    def pack(self, plan: SegmentPlan) -> PackedSegment:
+        self.packed.append(plan.segment_id)
+        return PackedSegment(b"", b"")
+
+    def put(
+        self, plan: SegmentPlan, facts: TopicFacts, packed: PackedSegment | None = None
+    ) -> SealedIndex:
         self._step(f"put {plan.segment_id}")
         index = FakeIndex(plan)
         self.kept.setdefault(plan.topic_id, {})[plan.segment_id] = index

@@ -6,6 +6,7 @@
 - `epochs`: keeps the epochs of dropped names in the snapshot.
 - `large_appends`: decodes large appends one at a time in the helper process.
 - `mender`: mends damaged segments from undamaged copies, without a restart.
+- `packing`: packs segments: one that is due, and the next one while the first is written.
 - `recovery`: the boot sequence: restore, replay, check the files, make durable.
 - `scrub`: reads every sealed record periodically, to find damage.
 - `seal_plan`: plans which runs to seal, move to the cold folder or drop.

@@ -8,11 +8,13 @@ invisible to readers. Called by `engine/background/sealer.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import SealedRun, TailBlock
 from topics_server.engine.topic.topic import Topic
+from topics_server.values.blocks import Block
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
 from topics_server.values.storage_types import SegmentPlan
 
@@ -45,7 +47,7 @@ def plan_seal(
         return None
     if log.open is not None and log.open.last_lsn <= synced_lsn:
         log.freeze_open()
-    run, is_cut = _first_run(log, synced_lsn, max_records, max_bytes)
+    run, is_cut = _first_run(log, synced_lsn, max_records, max_bytes, log.sealed_count)
     if not run or (is_full and not (is_cut or force or is_old(topic, now_ms, max_age_ms))):
         return None
     dead = b"".join(bytes(block.dead) for block in run)
@@ -57,13 +59,38 @@ def plan_seal(
     )
 
 
+def plan_next(
+    topic: Topic, plan: SegmentPlan, synced_lsn: int, max_records: int, max_bytes: int
+) -> SegmentPlan | None:
+    """The plan that follows a plan when that one is carried out, if all its records are live.
+
+    None if no whole segment follows, or if the tail is not as it was when the plan was made.
+    """
+    log = topic.log
+    end = log.sealed_count + len(plan.blocks)
+    tail = log.runs[log.sealed_count : end]
+    same = [run.block for run in tail if isinstance(run, TailBlock)]
+    if not is_same(same, plan.blocks):
+        return None
+    run, is_cut = _first_run(log, synced_lsn, max_records, max_bytes, end)
+    dead = b"".join(bytes(block.dead) for block in run)
+    if not is_cut or any(dead):
+        return None
+    blocks = [block.block for block in run]
+    return SegmentPlan(plan.topic_id, plan.segment_id + 1, blocks, dead)
+
+
+def is_same(some: Sequence[Block], others: Sequence[Block]) -> bool:
+    """Whether the blocks of two runs are the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
 def _first_run(
-    log: Log, synced_lsn: int, max_records: int, max_bytes: int
+    log: Log, synced_lsn: int, max_records: int, max_bytes: int, index: int
 ) -> tuple[list[TailBlock], bool]:
-    """The blocks of a run from the front of the tail, and whether a bound or a gap ends it."""
+    """The blocks of a run of the tail from an index on, and whether a bound or a gap ends it."""
     run: list[TailBlock] = []
     records = size = 0
-    index = log.sealed_count
     while index < len(log.runs):
         block = log.runs[index]
         if not isinstance(block, TailBlock) or block.last_lsn > synced_lsn:

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from topics_server.engine.background import seal_plan
+from topics_server.engine.background.packing import Packing, size_of
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.ports import Clock, JournalPort, SealedIndex, SegmentsPort
@@ -36,7 +37,7 @@ from topics_server.values.entries import (
 )
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN, SNAPSHOTS_KEPT
-from topics_server.values.storage_types import Offload, SegmentPlan, TopicFacts
+from topics_server.values.storage_types import Offload, PackedSegment, SegmentPlan, TopicFacts
 
 T = TypeVar("T")
 
@@ -107,6 +108,7 @@ class Sealer:
         # Topics with segments that a kept snapshot lists as damaged, although they may be mended.
         self._healed: set[int] = set()
         self._snapshots_taken = 0
+        self._packing = Packing(offload, segments, check_room)
         self._woken = asyncio.Event()
         self._one_job = asyncio.Lock()
         self.sealed_count = 0
@@ -267,6 +269,12 @@ class Sealer:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        try:
+            await self._run()
+        finally:
+            self._packing.drop()
+
+    async def _run(self) -> None:
         next_look = 0.0
         while True:
             now_s = self._clock.monotonic_ms() / 1000
@@ -440,9 +448,14 @@ class Sealer:
         )
         if plan is None:
             return False
+        due, (plan, packed) = plan, await self._packing.take(plan)
+        synced_lsn = self._commits.synced_lsn(topic.topic_id)
+        coming = seal_plan.plan_next(topic, due, synced_lsn, rules.max_records, rules.max_bytes)
+        if coming is not None:
+            self._packing.begin(coming)
         await self._sync_what_killed(topic)
         facts = topic.facts()
-        index = await self._offload.run(partial(self._put, plan, facts))
+        index = await self._offload.run(partial(self._put, plan, facts, packed))
         # Flip the slots that died while the file was written, like those of any later delete.
         topic.mark_sealed(plan, index)
         digest = self._segments.flags_digest(topic.topic_id, index.segment_id)
@@ -454,10 +467,10 @@ class Sealer:
         self._published(topic)
         return True
 
-    def _put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
-        """*Blocking.* Pack and write the segment, unless the disk has no room for it."""
-        self._check_room(sum(len(block.body) for block in plan.blocks))
-        return self._segments.put(plan, facts)
+    def _put(self, plan: SegmentPlan, facts: TopicFacts, packed: PackedSegment) -> SealedIndex:
+        """*Blocking.* Write a segment, unless the disk has no room for it."""
+        self._check_room(size_of(plan))
+        return self._segments.put(plan, facts, packed)
 
     async def _sync_what_killed(self, topic: Topic) -> None:
         """Sync the entries that killed a plan's dead records, before the plan is carried out."""

@@ -23,7 +23,7 @@ from topics_server.runtime.metrics import log
 from topics_server.values.errors import DiskFull, StorageError
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, KnownFlags
 from topics_server.values.model import TopicConfig
-from topics_server.values.storage_types import SegmentPlan, TopicFacts
+from topics_server.values.storage_types import PackedSegment, SegmentPlan, TopicFacts
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
 from topics_server.wal.folders import make_durable_dirs
@@ -110,11 +110,20 @@ class SealedSegments:
 
     # -- sealing ---------------------------------------------------------------------------
 
-    def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedColumns:
+    def pack(self, plan: SegmentPlan) -> PackedSegment:
+        """See `ports.Segments.pack`."""
+        return PackedSegment(
+            *self._packer.pack(plan.topic_id, plan.segment_id, plan.blocks, plan.dead)
+        )
+
+    def put(
+        self, plan: SegmentPlan, facts: TopicFacts, packed: PackedSegment | None = None
+    ) -> SealedColumns:
         """See `ports.Segments.put`."""
         topic_id, segment_id = plan.topic_id, plan.segment_id
         assert topic_id == facts.topic_id
-        data, idx = self._packer.pack(topic_id, segment_id, plan.blocks, plan.dead)
+        packed = packed or self.pack(plan)
+        data, idx = packed.data, packed.idx
         entry = entry_of(segment_id, data, idx)
         assert entry.first_seq == plan.blocks[0].first_seq
         assert entry.last_seq == plan.blocks[-1].last_seq

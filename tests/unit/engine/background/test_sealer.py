@@ -71,7 +71,7 @@ def at_each_step(rig: Rig, change: Callable[[], None]) -> None:
 async def worked(rig: Rig) -> None:
     """Let the sealer do its due work, and stop it."""
     task = asyncio.create_task(rig.sealer.run())
-    for _ in range(20):
+    for _ in range(100):
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
