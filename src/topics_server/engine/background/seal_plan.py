@@ -9,10 +9,11 @@ invisible to readers. Called by `engine/background/sealer.py`.
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from topics_server.engine.log.log import Log
-from topics_server.engine.log.runs import SealedRun, TailBlock
+from topics_server.engine.log.runs import OpenBlock, SealedRun, TailBlock
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
@@ -43,12 +44,13 @@ def plan_seal(
     if topic.is_ephemeral or log.tail_count == 0:
         return None
     is_full = log.tail_count >= max_records or log.tail_bytes >= max_bytes
-    if not (is_full or force or is_old(topic, now_ms, max_age_ms)):
+    is_due = force or is_old(topic, now_ms, max_age_ms)
+    if not is_due and (not is_full or _must_wait(log, synced_lsn, max_records, max_bytes)):
         return None
     if log.open is not None and log.open.last_lsn <= synced_lsn:
         log.freeze_open()
     run, is_cut = _first_run(log, synced_lsn, max_records, max_bytes, log.sealed_count)
-    if not run or (is_full and not (is_cut or force or is_old(topic, now_ms, max_age_ms))):
+    if not run or (is_full and not (is_cut or is_due)):
         return None
     dead = b"".join(bytes(block.dead) for block in run)
     return SegmentPlan(
@@ -57,6 +59,22 @@ def plan_seal(
         blocks=[block.block for block in run],
         dead=dead,
     )
+
+
+def _must_wait(log: Log, synced_lsn: int, max_records: int, max_bytes: int) -> bool:
+    """Whether the record with which a segment is full is not synced yet.
+
+    Each append to a long tail asks, so no run is walked: false if the tail has gaps, or if the
+    bytes may fill a segment first.
+    """
+    first_seq = log.runs[log.sealed_count].first_seq
+    has_gaps = log.head_seq - first_seq + 1 != log.tail_count
+    if has_gaps or 2 * log.tail_bytes >= max_bytes:
+        return False
+    end_seq = first_seq + max_records - 1
+    at = bisect_left(log.runs, end_seq, log.sealed_count, key=lambda run: run.last_seq)
+    run = log.runs[at] if at < len(log.runs) else None
+    return isinstance(run, TailBlock | OpenBlock) and run.last_lsn > synced_lsn
 
 
 def plan_next(
