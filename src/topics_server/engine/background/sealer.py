@@ -561,6 +561,8 @@ class Sealer:
         try:
             # Wait for a running job of that topic: it would write files again.
             async with self._one_job:
+                # It holds the records of this topic, or is made again.
+                self._packing.drop()
                 await self._free(partial(self._segments.drop_topic, topic_id))
         except StorageError as error:
             log.warning("files of dropped topic %d are still there: %s", topic_id, error)

@@ -50,6 +50,14 @@ def plans_of(rig: Rig, topic: Topic) -> tuple[SegmentPlan, SegmentPlan | None]:
     return plan, seal_plan.plan_next(topic, plan, synced_lsn, *rules)
 
 
+async def two_due() -> tuple[Rig, SegmentPlan, SegmentPlan]:
+    """A topic with two whole segments: the one that is due, and the next one."""
+    rig = Rig()
+    plan, coming = plans_of(rig, await grown(rig, 2 * RULES.max_records))
+    assert coming is not None
+    return rig, plan, coming
+
+
 async def test_each_segment_is_packed_once() -> None:
     rig = Rig()
     topic = await grown(rig, 3 * RULES.max_records)
@@ -60,10 +68,7 @@ async def test_each_segment_is_packed_once() -> None:
 
 
 async def test_the_next_segment_is_packed_before_it_is_due() -> None:
-    rig = Rig()
-    topic = await grown(rig, 2 * RULES.max_records)
-    _, coming = plans_of(rig, topic)
-    assert coming is not None
+    rig, _, coming = await two_due()
     packing = packing_of(rig)
     packing.begin(coming)
     await asyncio.sleep(0)
@@ -118,10 +123,7 @@ async def test_nothing_is_packed_ahead_once_the_tail_has_changed() -> None:
 
 
 async def test_records_that_die_meanwhile_are_flipped() -> None:
-    rig = Rig()
-    topic = await grown(rig, 2 * RULES.max_records)
-    plan, coming = plans_of(rig, topic)
-    assert coming is not None
+    rig, plan, coming = await two_due()
     packing = packing_of(rig)
     packing.begin(coming)
     dead = msgspec.structs.replace(coming, dead=b"\x01" + coming.dead[1:])
@@ -130,11 +132,20 @@ async def test_records_that_die_meanwhile_are_flipped() -> None:
     assert rig.segments.packed == [coming.segment_id] == [plan.segment_id + 1]
 
 
+async def test_a_dropped_topic_leaves_no_segment_packed_ahead() -> None:
+    rig, _, coming = await two_due()
+    rig.sealer._packing.begin(coming)
+    await rig.store.drop_topic("t", if_empty=False)
+    task = asyncio.create_task(rig.sealer.run())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert rig.sealer._packing._ahead is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_another_segment_than_the_one_packed_ahead_is_packed() -> None:
-    rig = Rig()
-    topic = await grown(rig, 2 * RULES.max_records)
-    plan, coming = plans_of(rig, topic)
-    assert coming is not None
+    rig, plan, coming = await two_due()
     packing = packing_of(rig)
     packing.begin(coming)
     await asyncio.sleep(0)
@@ -153,10 +164,7 @@ async def test_another_segment_than_the_one_packed_ahead_is_packed() -> None:
 
 
 async def test_an_error_of_packing_ahead_is_raised_when_the_segment_is_due() -> None:
-    rig = Rig()
-    topic = await grown(rig, 2 * RULES.max_records)
-    plan, coming = plans_of(rig, topic)
-    assert coming is not None
+    rig, plan, coming = await two_due()
     sizes: list[int] = []
 
     def check(size: int) -> None:
