@@ -36,21 +36,35 @@ OBJECTS: Final[list[Guard]] = [
         ),
     ),
     *guards(
-        "wal/format/json_objects.py",
+        "wal/format/segment.py",
         "unit/wal/format/test_segment_blocks.py",
         (
-            "the checksum of a group includes its rows of the index",
-            '    sums ^= np.fromiter(map(xxhash.xxh3_64_intdigest, indexed), "<u8", len(groups))\n',
-            "",
+            "a read checks the rows of the index that it uses",
+            "if found.tobytes() != self.sums[count + first : count + last + 1].tobytes():",
+            "if False:",
+        ),
+        (
+            "and the row behind them, where the last record ends",
+            "last = min(rows.stop, len(self.rows) - 1) // GROUP_RECORDS",
+            "last = (rows.stop - 1) // GROUP_RECORDS",
         ),
     ),
     *guards(
-        "wal/format/segment_blocks.py",
-        "unit/wal/format/test_segment_blocks.py",
+        "wal/format/segment.py",
+        "unit/wal/format/test_segment.py",
         (
-            "sound records of a group whose checksum fails have a damaged index",
-            "    if is_group or (",
-            "    if False and (",
+            "an index of version 3 is verified whenever it is mapped",
+            "if verify or version == COMBINED_VERSION:",
+            "if verify:",
+        ),
+    ),
+    *guards(
+        "engine/background/packing.py",
+        "unit/engine/background/test_packing.py",
+        (
+            "a segment packed ahead is kept while its records are the next to be sealed",
+            "        if topic is None or not is_front(topic.log, ahead.plan.blocks):\n",
+            "        if False:\n",
         ),
     ),
     *guards(
@@ -58,7 +72,7 @@ OBJECTS: Final[list[Guard]] = [
         "storage/segments/test_read_now.py",
         (
             "objects are served if the checksum of their group holds",
-            " or not _has_sound_groups(data, columns, rows, part, end):",
+            " or not _has_sound_groups(data, columns, rows, starts, end):",
             ":",
         ),
         (

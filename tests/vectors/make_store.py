@@ -25,7 +25,7 @@ From v11 on views: definitions in a snapshot and in the journal, one changed, on
 on consumers: in a snapshot, moved and deleted in the journal, and made there. From v17 on sessions
 with a filter: in the newest snapshot, moved since, and in the journal's tail. From v18 on holds of
 consumers and sessions with prefixes, see `consumer_part`. From v19 on records with traces, see
-`trace_part`. From v20 on segments of JSON objects.
+`trace_part`. From v20 on segments of JSON objects, from v21 on with checksums of index rows.
 """
 
 from __future__ import annotations

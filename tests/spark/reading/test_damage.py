@@ -222,7 +222,7 @@ def test_a_missing_file_is_named(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "what", "newest"),
-    [(DATA, "segment", 3), (IDX, "segment", 3), ("manifest", "manifest", manifest.VERSION)],
+    [(DATA, "segment", 4), (IDX, "segment", 4), ("manifest", "manifest", manifest.VERSION)],
 )
 def test_a_newer_format_is_never_taken_for_damage(
     name: str, what: str, newest: int, folder: Path

@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from topics_server.engine.background.seal_plan import is_same
+from topics_server.engine.background.seal_plan import is_front, is_same
 from topics_server.engine.ports import SegmentsPort
+from topics_server.engine.topic.registry import Registry
 from topics_server.values.storage_types import Offload, PackedSegment, SegmentPlan
 
 
@@ -66,6 +67,15 @@ class Packing:
         # An error is reported when the segment is due, or not at all.
         packed.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._ahead = _Ahead(plan, packed)
+
+    def drop_stale(self, registry: Registry) -> None:
+        """Drop the segment that is packed ahead if its records are not the next to be sealed."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        topic = registry.get(ahead.plan.topic_id)
+        if topic is None or not is_front(topic.log, ahead.plan.blocks):
+            self.drop()
 
     def drop(self) -> None:
         """Drop the segment that is packed ahead."""

@@ -64,8 +64,8 @@ def plan_seal(
 def _must_wait(log: Log, synced_lsn: int, max_records: int, max_bytes: int) -> bool:
     """Whether the record with which a segment is full is not synced yet.
 
-    Each append to a long tail asks, so no run is walked: false if the tail has gaps, or if the
-    bytes may fill a segment first.
+    Each append to a long tail asks, so no run is walked: false if the tail has gaps, or if its live
+    bytes are half of those that fill a segment.
     """
     first_seq = log.runs[log.sealed_count].first_seq
     has_gaps = log.head_seq - first_seq + 1 != log.tail_count
@@ -85,17 +85,21 @@ def plan_next(
     None if no whole segment follows, or if the tail is not as it was when the plan was made.
     """
     log = topic.log
-    end = log.sealed_count + len(plan.blocks)
-    tail = log.runs[log.sealed_count : end]
-    same = [run.block for run in tail if isinstance(run, TailBlock)]
-    if not is_same(same, plan.blocks):
+    if not is_front(log, plan.blocks):
         return None
+    end = log.sealed_count + len(plan.blocks)
     run, is_cut = _first_run(log, synced_lsn, max_records, max_bytes, end)
     dead = b"".join(bytes(block.dead) for block in run)
     if not is_cut or any(dead):
         return None
     blocks = [block.block for block in run]
     return SegmentPlan(plan.topic_id, plan.segment_id + 1, blocks, dead)
+
+
+def is_front(log: Log, blocks: Sequence[Block]) -> bool:
+    """Whether the tail begins with these blocks."""
+    runs = log.runs[log.sealed_count : log.sealed_count + len(blocks)]
+    return is_same([run.block for run in runs if isinstance(run, TailBlock)], blocks)
 
 
 def is_same(some: Sequence[Block], others: Sequence[Block]) -> bool:

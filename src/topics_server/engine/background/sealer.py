@@ -292,6 +292,8 @@ class Sealer:
 
     async def _look_at_clocks(self) -> None:
         """Move floors that are due, and find tails to seal by age, in slices."""
+        if not self._one_job.locked():
+            self._packing.drop_stale(self._registry)
         now_ms = self._clock.now_ms()
         for number, topic_id in enumerate(list(self._expiring)):
             topic = self._registry.get(topic_id)
@@ -561,8 +563,6 @@ class Sealer:
         try:
             # Wait for a running job of that topic: it would write files again.
             async with self._one_job:
-                # It holds the records of this topic, or is made again.
-                self._packing.drop()
                 await self._free(partial(self._segments.drop_topic, topic_id))
         except StorageError as error:
             log.warning("files of dropped topic %d are still there: %s", topic_id, error)

@@ -1,4 +1,4 @@
-"""Records of a segment of version 3: JSON objects, tags, stamps and checksums. Pure.
+"""Records of a segment of JSON objects: the objects, tags, stamps and checksums. Pure.
 
 A record is the object that a diff returns for it if the reader does not ask for tags, and a comma:
 records that follow each other are served as they are stored. All tags stand before the records.
@@ -33,7 +33,7 @@ STAMP: Final = np.dtype(
 STAMP_BYTES: Final = STAMP.itemsize
 # Bytes of the text around `data` and `meta` of an object: `,"data":`, `,"meta":`.
 MEMBER_BYTES: Final = 8
-# The records of a group. Its objects and its rows of the index have one checksum together.
+# The records of a group. Its objects have one checksum, and its rows of the index another.
 GROUP_RECORDS: Final = 256
 _SUM_BYTES: Final = 8
 _HEADER_BYTES: Final = 64  # of `.data`
@@ -66,32 +66,37 @@ def hashes_beside_sums(stamps: Array) -> Array:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, rest.ravel().tolist()), "<u8", len(rest))
 
 
-def group_sums(objects: bytes | memoryview, rows: Array, end: int) -> Array:
-    """The checksum of each group: that of its records xor that of its rows of the index.
+def group_sums(objects: bytes | memoryview, offsets: Array, end: int) -> Array:
+    """The checksum of each group of records.
 
-    `objects`: bytes of `.data` that begin with the first group; `rows`: all rows of the groups;
-    `end`: where the last record ends in `.data`.
+    `objects`: bytes of `.data` that begin with the first group; `offsets`: where each record begins
+    in `.data`; `end`: where the last one ends there.
     """
-    view, offsets = memoryview(objects), rows["offset"]
-    base, row_bytes = int(offsets[0]), GROUP_RECORDS * rows.itemsize
+    view, base = memoryview(objects), int(offsets[0])
     starts = offsets[::GROUP_RECORDS].tolist()
     ends = [*starts[1:], end]
-    groups = [view[a - base : b - base] for a, b in zip(starts, ends, strict=True)]
-    encoded = rows.tobytes()
-    indexed = [encoded[at : at + row_bytes] for at in range(0, len(encoded), row_bytes)]
-    sums: Array = np.fromiter(map(xxhash.xxh3_64_intdigest, groups), "<u8", len(groups))
-    sums ^= np.fromiter(map(xxhash.xxh3_64_intdigest, indexed), "<u8", len(groups))
-    return sums
+    return _hashes([view[a - base : b - base] for a, b in zip(starts, ends, strict=True)])
+
+
+def row_sums(rows: Array) -> Array:
+    """The checksum of the rows of the index of each group; `rows` begin with a group."""
+    encoded, size = rows.tobytes(), GROUP_RECORDS * rows.itemsize
+    return _hashes([encoded[at : at + size] for at in range(0, len(encoded), size)])
 
 
 def sums_of(data: bytes | memoryview, rows: Array, end: int) -> Array:
-    """The checksums of an index: of each group, and of all tags and stamps together.
+    """The checksums of an index: of each group, of its rows, and of all tags and stamps together.
 
     `data`: the whole `.data` up to its flags, whose records end at `end`; `rows`: the whole index.
     """
     view, start = memoryview(data), int(rows["offset"][0])
     beside = beside_sum(view[_HEADER_BYTES:start], view[end:])
-    return np.append(group_sums(view[start:end], rows, end), np.uint64(beside))
+    groups = group_sums(view[start:end], rows["offset"], end)
+    return np.concatenate((groups, row_sums(rows), np.array([beside], "<u8")))
+
+
+def _hashes(pieces: Sequence[bytes | memoryview]) -> Array:
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), "<u8", len(pieces))
 
 
 def beside_sum(tags: bytes | memoryview, stamps: bytes | memoryview) -> int:

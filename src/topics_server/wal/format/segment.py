@@ -10,11 +10,12 @@ is seq `first_seq + r`.
     record: seq u64 | ts i64 | data_bytes u32 | meta_bytes u32 | node_bytes u16 | tag_bytes u16
             | kind u8 | hop u8 | marks u8 | 0 | node | tag | data | meta | XXH3-64 of all before it
 
-    version 3 (`json_objects`): tags | records | stamps | flags, each record being a JSON object
+    versions 3 and 4 (`json_objects`): tags | records | stamps | flags, each record a JSON object
 
 `.idx`: header (128) | rows (48 each) | tag offsets u32 (n + 1) | offsets into tag rows u32 (n + 1)
         | tag rows u32 | tag text | node offsets u32 (n + 1) | node text   (each padded to 8)
-        | version 3: XXH3-64 of each group of records, and of tags and stamps together
+        | version 4: XXH3-64 of each group of records, of the rows of each, of tags and stamps
+        | version 3: as version 4, with one checksum of a group and its rows, combined by xor
 
 Invariants: files stay under 2 GiB; a tag's rows ascend; dictionaries ascend by their UTF-8 bytes;
 the flags are the only bytes that ever change, and only from 0x00 to 0xFF.
@@ -35,13 +36,20 @@ from topics_server.values.errors import Corrupt, StartRefused
 from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX
 from topics_server.values.limits import TRACE_BYTES as TRACE_BYTES
 from topics_server.values.limits import TRACED_KIND as TRACED_KIND
-from topics_server.wal.format.json_objects import GROUP_RECORDS, MEMBER_BYTES, STAMP_BYTES
+from topics_server.wal.format.json_objects import (
+    GROUP_RECORDS,
+    MEMBER_BYTES,
+    STAMP_BYTES,
+    row_sums,
+)
 
 VERSION: Final = 1
 # The version of a segment that has a record with a trace; older servers refuse it.
 TRACED_VERSION: Final = 2
 # The version of a segment whose records are stored as JSON objects; older servers refuse it.
-JSON_VERSION: Final = 3
+JSON_VERSION: Final = 4
+# The same with fewer checksums; the server reads it and does not pack it.
+COMBINED_VERSION: Final = 3
 _NEWEST_VERSION: Final = JSON_VERSION
 DATA_MAGIC: Final = b"topicsSD"
 IDX_MAGIC: Final = b"topicsSI"
@@ -238,13 +246,14 @@ class SegmentColumns:
     tag_rows: Array
     nodes: Dictionary
     version: int
-    # The checksums of groups, and that of tags and stamps; empty before version 3.
+    # The checksums of groups, those of their rows, and that of tags and stamps; empty without
+    # JSON objects.
     sums: Array
 
     @property
     def is_json(self) -> bool:
         """Whether the records are JSON objects."""
-        return self.version == JSON_VERSION
+        return self.version >= COMBINED_VERSION
 
     @property
     def records_end(self) -> int:
@@ -270,6 +279,21 @@ class SegmentColumns:
             found = first < len(self.tags) and self.tags[first] == text
             end = first + 1 if found else first
         return self.tag_rows[int(self.tag_starts[first]) : int(self.tag_starts[end])]
+
+    def check_rows(self, rows: range) -> None:
+        """Raise `Corrupt` if these rows, or one behind them, were damaged since the index was made.
+
+        Only an index of JSON objects has checksums of its rows: those of each group together.
+        """
+        if not self.is_json:
+            return
+        # A record ends where the next one begins.
+        first = rows.start // GROUP_RECORDS
+        last = min(rows.stop, len(self.rows) - 1) // GROUP_RECORDS
+        count = _group_count(len(self.rows))
+        found = row_sums(self.rows[first * GROUP_RECORDS : (last + 1) * GROUP_RECORDS])
+        if found.tobytes() != self.sums[count + first : count + last + 1].tobytes():
+            raise Corrupt(f"the index of segment {self.segment_id} is damaged")
 
     def are_groups(self, rows: range) -> bool:
         """Whether these rows are whole groups."""
@@ -336,7 +360,10 @@ def encode_index(parts: IndexParts) -> bytes:
     tag_count, node_count = len(parts.tag_offsets) - 1, len(parts.node_offsets) - 1
     assert len(parts.tag_starts) == tag_count + 1
     assert int(parts.tag_starts[-1]) == len(parts.tag_rows)
-    assert len(parts.sums) == _sum_count(parts.version, len(parts.rows))
+    sums, groups = parts.sums, _group_count(len(parts.rows))
+    if parts.version == COMBINED_VERSION:
+        sums = np.append(sums[:groups] ^ sums[groups : 2 * groups], sums[-1])
+    assert len(sums) == _sum_count(parts.version, len(parts.rows))
     header = _IDX_HEADER.pack(
         IDX_MAGIC,
         parts.version,
@@ -361,14 +388,19 @@ def encode_index(parts: IndexParts) -> bytes:
         parts.tag_text,
         parts.node_offsets.astype("<u4").tobytes(),
         parts.node_text,
-        parts.sums.astype("<u8").tobytes(),
+        sums.astype("<u8").tobytes(),
     )
     body = b"".join([section.ljust(padded(len(section)), b"\0") for section in sections])
     return header + _HASH.pack(_index_hash(header, body)) + body
 
 
+def _group_count(record_count: int) -> int:
+    return -(-record_count // GROUP_RECORDS)
+
+
 def _sum_count(version: int, record_count: int) -> int:
-    return -(-record_count // GROUP_RECORDS) + 1 if version == JSON_VERSION else 0
+    groups = _group_count(record_count)
+    return {COMBINED_VERSION: groups + 1, JSON_VERSION: 2 * groups + 1}.get(version, 0)
 
 
 def _index_hash(header: Buffer, body: Buffer) -> int:
@@ -379,6 +411,8 @@ def _index_hash(header: Buffer, body: Buffer) -> int:
 
 def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     """Views of an `.idx`; `verify` checks its checksum first (reads every byte).
+
+    An index of version 3 is always verified: the checksums of its rows are made here.
 
     Raises `Corrupt` for damage, `StartRefused` for a newer version.
     """
@@ -401,7 +435,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     if stride != ROW.itemsize or len(encoded) != IDX_HEADER_BYTES + sum(map(padded, lengths)):
         raise Corrupt("the size of the index does not match its header")
     view = memoryview(encoded)
-    if verify:
+    if verify or version == COMBINED_VERSION:
         expected = _hash_at(encoded, _IDX_HEADER.size)
         if _index_hash(view[: _IDX_HEADER.size], view[IDX_HEADER_BYTES:]) != expected:
             raise Corrupt("checksum of the index fails")
@@ -411,19 +445,23 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     rows, tag_offsets, tag_starts, tag_rows, tag_text, node_offsets, node_text, sums = (
         view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=False)
     )
+    each_row, each_sum = np.frombuffer(rows, ROW), np.frombuffer(sums, "<u8")
+    if version == COMBINED_VERSION:
+        of_rows = row_sums(each_row)
+        each_sum = np.concatenate((each_sum[:-1] ^ of_rows, of_rows, each_sum[-1:]))
     return SegmentColumns(
         topic_id=topic_id,
         segment_id=segment_id,
         first_seq=first_seq,
         flags_offset=flags_offset,
         data_checksum=checksum,
-        rows=np.frombuffer(rows, ROW),
+        rows=each_row,
         tags=Dictionary(np.frombuffer(tag_offsets, "<u4"), tag_text),
         tag_starts=np.frombuffer(tag_starts, "<u4"),
         tag_rows=np.frombuffer(tag_rows, "<u4"),
         nodes=Dictionary(np.frombuffer(node_offsets, "<u4"), node_text),
         version=version,
-        sums=np.frombuffer(sums, "<u8"),
+        sums=each_sum,
     )
 
 

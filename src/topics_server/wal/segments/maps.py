@@ -67,11 +67,13 @@ class IndexMaps:
             try:
                 for first in range(first_row, end_row, _ROWS_AT_ONCE):
                     end = min(end_row, first + _ROWS_AT_ONCE)
-                    start = int(columns.rows["offset"][first])
+                    start, stop = columns.span(first, end)
+                    if not start < stop <= columns.records_end:
+                        return list(range(first_row, end_row))
                     with self._file_handles.lease(
                         (topic.topic_id, segment_id), lambda: self.data_path(topic, segment_id)
                     ) as file:
-                        data = file.pread(columns.record_end(end - 1) - start, start)
+                        data = file.pread(stop - start, start)
                     found += [first + row for row in bad_rows(data, columns, first, end)]
             except StorageError:
                 return list(range(first_row, end_row))

@@ -64,6 +64,8 @@ class SegmentReads:
     ) -> Block:
         columns, segment_id = index.columns(), index.segment_id
         start, end = columns.span(first_row, end_row)
+        if not start < end <= columns.records_end:
+            raise Corrupt(f"the index of segment {segment_id} is damaged")
         with self._file_handles.lease(
             (topic.topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
         ) as file:

@@ -31,6 +31,7 @@ from topics_server.wal.format.json_objects import (
 )
 from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import (
+    COMBINED_VERSION,
     DATA_HEADER_BYTES,
     HAS_NODE,
     HAS_TAG,
@@ -73,7 +74,7 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
     """The whole `.idx` of a listed segment from its `.data`, which has the listed size."""
     assert len(data) == entry.data_bytes
     count = entry.record_count
-    records, is_json = _intact(data, entry)
+    records, version = _intact(data, entry)
     kept = {record.row: record for record in records}
     times, ends, body = array("q"), array("I"), bytearray()
     tags: list[str | None] = []
@@ -105,9 +106,8 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
     run = RunColumns([block], bytes(lost))
     rows, flags_offset = run.rows(), entry.data_bytes - count
     rows["offset"], rows["xxh3"] = offsets, checksums
-    version, sums = VERSION, NO_SUMS
-    if is_json:
-        version = JSON_VERSION
+    sums = NO_SUMS
+    if version >= COMBINED_VERSION:
         records_end = flags_offset - count * STAMP_BYTES
         sums = sums_of(memoryview(data)[:flags_offset], rows, records_end)
         # A group with a lost record fails its check, so that its records are checked one by one.
@@ -129,16 +129,19 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
     )
 
 
-def _intact(data: bytes, entry: SegmentEntry) -> tuple[list[_Record], bool]:
-    """The intact records in seq order, and whether they are JSON objects."""
+def _intact(data: bytes, entry: SegmentEntry) -> tuple[list[_Record], int]:
+    """The intact records in seq order, and the version of the segment."""
     try:
-        is_json = decode_data_header(data[:DATA_HEADER_BYTES]).version == JSON_VERSION
+        version = decode_data_header(data[:DATA_HEADER_BYTES]).version
     except (Corrupt, StartRefused):
         # The layout of which more records are intact.
         objects = list(_objects(data, entry))
         records = [] if len(objects) == entry.record_count else list(_records(data, entry))
-        return (records, False) if len(records) > len(objects) else (objects, True)
-    return list(_objects(data, entry) if is_json else _records(data, entry)), is_json
+        if len(records) > len(objects):
+            return records, VERSION
+        return objects, JSON_VERSION
+    is_json = version >= COMBINED_VERSION
+    return list(_objects(data, entry) if is_json else _records(data, entry)), version
 
 
 def _objects(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:

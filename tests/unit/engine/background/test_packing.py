@@ -132,9 +132,23 @@ async def test_records_that_die_meanwhile_are_flipped() -> None:
     assert rig.segments.packed == [coming.segment_id] == [plan.segment_id + 1]
 
 
-async def test_a_dropped_topic_leaves_no_segment_packed_ahead() -> None:
-    rig, _, coming = await two_due()
-    rig.sealer._packing.begin(coming)
+@pytest.mark.parametrize("change", ["none", "drop", "delete"])
+async def test_only_the_segment_that_is_due_next_stays_packed(change: str) -> None:
+    rig, plan, _ = await two_due()
+    packing, topic = rig.sealer._packing, rig.registry.find("t")
+    assert topic is not None
+    packing.begin(plan)
+    if change == "drop":
+        await rig.store.drop_topic("t", if_empty=False)
+    elif change == "delete":
+        delete_now(rig, topic, 2 * RULES.max_records + 1)
+    packing.drop_stale(rig.registry)
+    assert (packing._ahead is None) == (change != "none")
+
+
+async def test_the_sealer_drops_a_segment_that_was_packed_for_nothing() -> None:
+    rig, plan, _ = await two_due()
+    rig.sealer._packing.begin(plan)
     await rig.store.drop_topic("t", if_empty=False)
     task = asyncio.create_task(rig.sealer.run())
     for _ in range(100):

@@ -28,8 +28,8 @@ FIRST_SEQ = 101
 DEAD_ROWS = (3, 17)
 
 
-# Version 1, and version 3.
-NAMES = ("five", "five-v3")
+# Versions 1, 3 and 4.
+NAMES = ("five", "five-v3", "five-v4")
 
 
 def vector(name: str = NAMES[-1]) -> tuple[bytes, bytes]:
@@ -133,6 +133,20 @@ def test_every_flipped_byte_of_the_index_is_refused(name: str) -> None:
             decode_index(bytes(broken))
 
 
+def test_an_index_of_version_3_gets_checksums_of_its_rows() -> None:
+    _, idx = vector("five-v3")
+    mapped = bytearray(idx)
+    columns = decode_index(memoryview(mapped), verify=False)
+    assert columns.sums.tolist() == decode_index(vector("five-v4")[1]).sums.tolist()
+    columns.check_rows(range(COUNT))
+    mapped[IDX_HEADER_BYTES + 5] ^= 1
+    with pytest.raises(Corrupt, match="damaged"):
+        columns.check_rows(range(COUNT))
+    # Nothing tells which rows were damaged before.
+    with pytest.raises(Corrupt, match="checksum"):
+        decode_index(memoryview(mapped), verify=False)
+
+
 @pytest.mark.parametrize("length", [0, 10, IDX_HEADER_BYTES - 1, IDX_HEADER_BYTES, 500])
 def test_a_short_index_is_corrupt(length: int) -> None:
     with pytest.raises(Corrupt):
@@ -141,7 +155,7 @@ def test_a_short_index_is_corrupt(length: int) -> None:
 
 def test_a_newer_version_refuses_to_start_instead_of_reading_as_damage() -> None:
     data, idx = (bytearray(part) for part in vector())
-    data[8] = idx[8] = 4
+    data[8] = idx[8] = 5
     with pytest.raises(StartRefused, match="newer"):
         decode_data_header(bytes(data))
     with pytest.raises(StartRefused, match="newer"):

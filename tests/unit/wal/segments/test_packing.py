@@ -59,7 +59,7 @@ def test_whatever_is_packed_is_unpacked(
     metas = [meta for _, meta, _, _ in first + second]
     is_traced = any(meta.startswith(TRACE[:1]) for meta in metas)
     has_bytes = any(meta.startswith(b" ") for meta in metas)
-    version = 2 if is_traced else 1 if has_bytes else 3
+    version = 2 if is_traced else 1 if has_bytes else 4
     assert (data[8], idx[8], decode_data_header(data).version) == (version,) * 3
     for block in blocks:
         assert decode_block(encode_block(block)) == block
