@@ -59,6 +59,38 @@ OBJECTS: Final[list[Guard]] = [
         ),
     ),
     *guards(
+        "wal/format/segment.py",
+        "unit/wal/format/test_segment.py",
+        (
+            "a search for a tag compares the rows that it finds",
+            "not is_found[before : before + len(rows)].all() or is_found.sum() != len(rows)",
+            "False",
+        ),
+        (
+            "and that each of them stands there once",
+            "        if (ascending[1:] <= ascending[:-1]).any():\n",
+            "        if False:\n",
+        ),
+    ),
+    *guards(
+        "wal/format/segment.py",
+        "unit/wal/format/test_segment_blocks.py",
+        (
+            "a read compares the names that it shows",
+            "        if self.is_json and names_sum(self.tags, self.nodes) != self.names_sum:\n",
+            "        if False:\n",
+        ),
+    ),
+    *guards(
+        "wal/segments/reading.py",
+        "storage/segments/test_segments.py",
+        (
+            "a read rebuilds an index that is damaged on the disk",
+            "            self._maps.rebuild(topic, index)\n        return self",
+            "            raise\n        return self",
+        ),
+    ),
+    *guards(
         "engine/background/packing.py",
         "unit/engine/background/test_packing.py",
         (

@@ -18,10 +18,11 @@ from tests.storage.segments.segment_samples import (
     sample_facts,
     sample_plan,
 )
-from topics_server.values.errors import Damaged, StartRefused, StorageError
+from topics_server.values.errors import Corrupt, Damaged, StartRefused, StorageError
 from topics_server.values.file_inventory import Anchor, FoundTopic
 from topics_server.values.model import TagMatch
 from topics_server.wal.format.manifest import COLD, HOT
+from topics_server.wal.format.segment import DATA_HEADER_BYTES, IDX_HEADER_BYTES, ROW
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.packing_process import InlinePacker
 from topics_server.wal.segments.store import SealedSegments
@@ -783,3 +784,65 @@ def test_a_drop_that_failed_is_made_up_for_by_the_next_change(op: Op) -> None:
     disk = disk.reopen()
     assert set(listed(opened(disk))) == {2, 3}
     assert not [path for path in files(disk) if "0000000001" in path]
+
+
+@pytest.mark.parametrize("where", ["tag number", "time", "tag rows", "tag text", "header"])
+@pytest.mark.parametrize("first", ["read", "search", "check"])
+def test_a_mapped_index_that_is_damaged_is_rebuilt_from_the_records(where: str, first: str) -> None:
+    disk = empty_disk()
+    segments = two_segments(disk)
+    index = listed(segments)[1]
+    sound = index.columns()
+    at = {
+        "tag number": IDX_HEADER_BYTES + 10 * ROW.itemsize + 32,
+        "time": IDX_HEADER_BYTES + 10 * ROW.itemsize,
+        "tag rows": disk.content(f"{HOT_FOLDER}/0000000001.idx").index(sound.tag_rows.tobytes()),
+        "tag text": disk.content(f"{HOT_FOLDER}/0000000001.idx").index(bytes(sound.tags.text)),
+        "header": 12,
+    }[where]
+    match = TagMatch(str(sound.tags[1], "utf-8"))
+    rows = list(index.rows_of(match))
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.idx", at)
+    if where == "header":
+        # Only a mapping reads it.
+        index.unmap()
+    if first == "read":
+        segments.read(TOPIC, 1, 8, 16)
+    elif first == "search":
+        segments.find_tags(TOPIC, 1, match)
+    for _ in range(2):
+        assert segments.read(TOPIC, 1, 8, COUNT) == sample_block(9, COUNT - 8)
+        assert list(segments.find_tags(TOPIC, 1, match)) == rows
+    # A check reports the damaged file once.
+    with pytest.raises(StorageError):
+        segments.check_index(TOPIC, 1)
+    assert index.is_held
+    segments.check_index(TOPIC, 1)
+    assert segments.read(TOPIC, 1, 8, COUNT) == sample_block(9, COUNT - 8)
+
+
+def test_an_index_of_damaged_records_is_not_rebuilt_again_and_again() -> None:
+    disk = empty_disk()
+    segments = two_segments(disk)
+    index = listed(segments)[1]
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.idx", IDX_HEADER_BYTES)
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", int(index.columns().rows["offset"][20]) + 5)
+    with pytest.raises(Damaged) as caught:
+        segments.read(TOPIC, 1, 0, COUNT)
+    assert caught.value.ranges == ((20, 20),)
+    columns = index.columns()
+    with pytest.raises(Damaged):
+        segments.read(TOPIC, 1, 16, 24)
+    assert index.columns() is columns
+    assert segments.read(TOPIC, 1, 0, 20) == sample_block(1, 20)
+
+
+def test_a_damaged_header_of_a_data_file_is_found_by_a_check() -> None:
+    disk = empty_disk()
+    segments = two_segments(disk)
+    for at in range(DATA_HEADER_BYTES):
+        segments.check_index(TOPIC, 1)
+        disk.corrupt(f"{HOT_FOLDER}/0000000001.data", at)
+        with pytest.raises(Corrupt):
+            segments.check_index(TOPIC, 1)
+        disk.corrupt(f"{HOT_FOLDER}/0000000001.data", at)

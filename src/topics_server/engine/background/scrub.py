@@ -151,8 +151,10 @@ class Scrubber:
 
     async def _segment(self, topic: Topic, run: SealedRun) -> None:
         index, count = run.index, len(run.dead)
-        first = 0
+        first, has_failed = 0, False
         try:
+            # First, because a damaged index is rebuilt then: it has the lengths of the records.
+            has_failed = await self._reads.check_index(topic, index.segment_id)
             while first < count:
                 end, size = _range(run, first)
                 if size > RANGE_BYTES:
@@ -166,13 +168,13 @@ class Scrubber:
                 self._damaged_records += found
                 self._bytes += size
                 first = end
-            if await self._reads.check_index(topic, index.segment_id):
-                self._failures += 1
         except StorageError as error:
             # A file is missing or cannot be read: a reader gets the same error.
-            self._failures += 1
+            has_failed = True
             self._reads.note_broken(topic.topic_id, run.segment_id)
             log.error("scrub: segment %d of topic %s: %s", run.segment_id, topic.name, error)
+        finally:
+            self._failures += has_failed
 
     async def _wait(self, size: int) -> None:
         """Wait until a range of this size is due and the sealer does not use the disk."""

@@ -14,8 +14,10 @@ is seq `first_seq + r`.
 
 `.idx`: header (128) | rows (48 each) | tag offsets u32 (n + 1) | offsets into tag rows u32 (n + 1)
         | tag rows u32 | tag text | node offsets u32 (n + 1) | node text   (each padded to 8)
-        | version 4: XXH3-64 of each group of records, of the rows of each, of tags and stamps
-        | version 3: as version 4, with one checksum of a group and its rows, combined by xor
+        | version 4: XXH3-64 of each group of records, of the rows of each, of tags and stamps,
+        |   of the texts of tags and nodes with their offsets
+        | version 3: as version 4, with one checksum of a group and its rows, combined by xor,
+        |   and without the last one
 
 Invariants: files stay under 2 GiB; a tag's rows ascend; dictionaries ascend by their UTF-8 bytes;
 the flags are the only bytes that ever change, and only from 0x00 to 0xFF.
@@ -227,6 +229,14 @@ class Dictionary:
         return low
 
 
+def names_sum(tags: Dictionary, nodes: Dictionary) -> int:
+    """The checksum of the texts of tags and nodes, and of their offsets."""
+    digest = xxhash.xxh3_64()
+    for part in (tags.offsets.data, tags.text, nodes.offsets.data, nodes.text):
+        digest.update(part)
+    return digest.intdigest()
+
+
 # Of a segment without JSON objects.
 NO_SUMS: Final[Array] = np.zeros(0, "<u8")
 
@@ -249,6 +259,8 @@ class SegmentColumns:
     # The checksums of groups, those of their rows, and that of tags and stamps; empty without
     # JSON objects.
     sums: Array
+    # The checksum of the texts of tags and nodes; 0 without JSON objects.
+    names_sum: int
 
     @property
     def is_json(self) -> bool:
@@ -271,14 +283,44 @@ class SegmentColumns:
         return len(self.rows)
 
     def tag_range(self, text: bytes, *, is_prefix: bool) -> Array:
-        """Rows with exactly this tag, ascending; with a prefix, tag by tag."""
+        """Rows with exactly this tag, ascending; with a prefix, tag by tag.
+
+        Raises `Corrupt` if they are not all the rows that have these tags.
+        """
+        self.check_names()
         first = self.tags.lower_bound(text)
         if is_prefix:
             end = self.tags.prefix_end(text)
         else:
             found = first < len(self.tags) and self.tags[first] == text
             end = first + 1 if found else first
-        return self.tag_rows[int(self.tag_starts[first]) : int(self.tag_starts[end])]
+        start, stop = int(self.tag_starts[first]), int(self.tag_starts[end])
+        rows = self.tag_rows[start:stop]
+        # One more on each side: a damaged start of a tag may leave out some of its rows.
+        around = self.tag_rows[max(start - 1, 0) : stop + 1]
+        if not (start <= stop <= len(self.tag_rows)) or (around >= len(self.rows)).any():
+            raise self._damaged()
+        ids = self.rows["tag_id"][around]
+        is_found = (ids >= first) & (ids < end)
+        before = start - max(start - 1, 0)
+        if not is_found[before : before + len(rows)].all() or is_found.sum() != len(rows):
+            raise self._damaged()
+        # A row has one tag, so it stands in one place.
+        ascending = np.sort(rows) if is_prefix else rows
+        if (ascending[1:] <= ascending[:-1]).any():
+            raise self._damaged()
+        return rows
+
+    def check_names(self) -> None:
+        """Raise `Corrupt` if the text of a tag or a node was damaged since the index was made.
+
+        Only an index of JSON objects has a checksum of them.
+        """
+        if self.is_json and names_sum(self.tags, self.nodes) != self.names_sum:
+            raise self._damaged()
+
+    def _damaged(self) -> Corrupt:
+        return Corrupt(f"the index of segment {self.segment_id} is damaged")
 
     def check_rows(self, rows: range) -> None:
         """Raise `Corrupt` if these rows, or one behind them, were damaged since the index was made.
@@ -293,7 +335,7 @@ class SegmentColumns:
         count = _group_count(len(self.rows))
         found = row_sums(self.rows[first * GROUP_RECORDS : (last + 1) * GROUP_RECORDS])
         if found.tobytes() != self.sums[count + first : count + last + 1].tobytes():
-            raise Corrupt(f"the index of segment {self.segment_id} is damaged")
+            raise self._damaged()
 
     def are_groups(self, rows: range) -> bool:
         """Whether these rows are whole groups."""
@@ -363,6 +405,10 @@ def encode_index(parts: IndexParts) -> bytes:
     sums, groups = parts.sums, _group_count(len(parts.rows))
     if parts.version == COMBINED_VERSION:
         sums = np.append(sums[:groups] ^ sums[groups : 2 * groups], sums[-1])
+    elif parts.version == JSON_VERSION:
+        tags = Dictionary(parts.tag_offsets.astype("<u4"), parts.tag_text)
+        nodes = Dictionary(parts.node_offsets.astype("<u4"), parts.node_text)
+        sums = np.append(sums, np.uint64(names_sum(tags, nodes)))
     assert len(sums) == _sum_count(parts.version, len(parts.rows))
     header = _IDX_HEADER.pack(
         IDX_MAGIC,
@@ -400,7 +446,7 @@ def _group_count(record_count: int) -> int:
 
 def _sum_count(version: int, record_count: int) -> int:
     groups = _group_count(record_count)
-    return {COMBINED_VERSION: groups + 1, JSON_VERSION: 2 * groups + 1}.get(version, 0)
+    return {COMBINED_VERSION: groups + 1, JSON_VERSION: 2 * groups + 2}.get(version, 0)
 
 
 def _index_hash(header: Buffer, body: Buffer) -> int:
@@ -446,9 +492,14 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
         view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=False)
     )
     each_row, each_sum = np.frombuffer(rows, ROW), np.frombuffer(sums, "<u8")
+    tags = Dictionary(np.frombuffer(tag_offsets, "<u4"), tag_text)
+    nodes = Dictionary(np.frombuffer(node_offsets, "<u4"), node_text)
+    of_names = 0
     if version == COMBINED_VERSION:
-        of_rows = row_sums(each_row)
+        of_rows, of_names = row_sums(each_row), names_sum(tags, nodes)
         each_sum = np.concatenate((each_sum[:-1] ^ of_rows, of_rows, each_sum[-1:]))
+    elif version == JSON_VERSION:
+        of_names, each_sum = int(each_sum[-1]), each_sum[:-1]
     return SegmentColumns(
         topic_id=topic_id,
         segment_id=segment_id,
@@ -456,12 +507,13 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
         flags_offset=flags_offset,
         data_checksum=checksum,
         rows=each_row,
-        tags=Dictionary(np.frombuffer(tag_offsets, "<u4"), tag_text),
+        tags=tags,
         tag_starts=np.frombuffer(tag_starts, "<u4"),
         tag_rows=np.frombuffer(tag_rows, "<u4"),
-        nodes=Dictionary(np.frombuffer(node_offsets, "<u4"), node_text),
+        nodes=nodes,
         version=version,
         sums=each_sum,
+        names_sum=of_names,
     )
 
 

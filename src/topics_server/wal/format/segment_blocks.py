@@ -5,8 +5,8 @@
 the inverse.
 
 The server verifies an `.idx` when it starts, and maps it again later. In a segment with JSON
-objects each read checks the rows of the index that it uses, by groups, and raises `Corrupt` if one
-was damaged meanwhile. The scrub checks the texts of tags and nodes.
+objects each read checks the rows of the index that it uses, by groups, and the names if it needs
+them, and raises `Corrupt` if one was damaged meanwhile.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def unpack_block(
     block_ends.frombytes(np.cumsum(lengths).astype("<u4").tobytes())
     try:
         if columns.is_json:
+            columns.check_names()
             tags = _names_by_number(columns.tags, rows["tag_id"])
             nodes = _names_by_number(columns.nodes, rows["node_id"])
             body = b"".join(_payloads(raw, (datas, data_ends), (metas, meta_ends)))
@@ -173,6 +174,7 @@ def _with_tags(
     """The objects with the member `$tag` before `data`, and their bounds."""
     datas, _ = columns.payloads(rows, bounds[:-1], bounds[1:])
     at = datas - MEMBER_BYTES
+    columns.check_names()
     names = _names_by_number(columns.tags, rows["tag_id"])
     members = {name: b"" if name is None else b',"$tag":%b' % _encode(name) for name in set(names)}
     tags = list(map(members.__getitem__, names))
@@ -201,6 +203,7 @@ def unpack_row(
 ) -> Block:
     """`unpack_block` of one row, at a tenth of the cost: no pass over columns."""
     columns.check_rows(range(row, row + 1))
+    columns.check_names()
     block = _row_block(
         data[: len(data) - columns.tail_bytes], columns, row, columns.rows[row].item()
     )
@@ -218,6 +221,7 @@ def unpack_rows(
     for group in {at // GROUP_RECORDS for row in rows for at in (row, row + 1)}:
         at = min(group * GROUP_RECORDS, columns.record_count - 1)
         columns.check_rows(range(at, at))
+    columns.check_names()
     every = columns.rows[rows].tolist()
     starts = [fields[_OFFSET] for fields in every]
     ends = [columns.record_end(row) - columns.tail_bytes for row in rows]

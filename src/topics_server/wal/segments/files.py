@@ -30,6 +30,7 @@ from topics_server.wal.format.segment import (
     LIVE,
     SegmentColumns,
     damaged_flags,
+    decode_data_header,
     decode_index,
 )
 from topics_server.wal.fs import File, Fs
@@ -105,6 +106,22 @@ def is_whole(fs: Fs, path: str, entry: SegmentEntry) -> bool:
         return False
     finally:
         file.close()
+
+
+def check_header(fs: Fs, path: str, columns: SegmentColumns) -> None:
+    """*Blocking.* Raise `Corrupt` if the header of a `.data` is damaged or of another segment."""
+    file = fs.open(path)
+    try:
+        encoded = file.pread(DATA_HEADER_BYTES, 0)
+    finally:
+        file.close()
+    try:
+        header = decode_data_header(encoded)
+    except (Corrupt, StartRefused) as error:
+        raise Corrupt(str(error), path) from None
+    found = header.topic_id, header.segment_id, header.record_count, header.first_seq
+    if found != (columns.topic_id, columns.segment_id, columns.record_count, columns.first_seq):
+        raise Corrupt("its header is that of another segment", path)
 
 
 def has_sound_stamps(fs: Fs, path: str, columns: SegmentColumns) -> bool:

@@ -45,6 +45,7 @@ class SealedColumns:
         "found_flags",
         "is_held",
         "is_readable",
+        "is_reported",
         "last_seq",
         "segment_id",
     )
@@ -76,6 +77,8 @@ class SealedColumns:
         self._find_damaged = find_damaged
         # Whether the columns are in memory because the file does not hold them.
         self.is_held = False
+        # Whether the scrub knows that the file is damaged.
+        self.is_reported = True
         self._columns: SegmentColumns | None = None
 
     @property
@@ -191,10 +194,11 @@ class SealedColumns:
         if len(bad):
             raise Damaged(*ranges_of(bad))
 
-    def hold(self, columns: SegmentColumns) -> None:
+    def hold(self, columns: SegmentColumns, *, is_reported: bool = True) -> None:
         """Use these columns until `release`, because the file does not have them."""
         assert columns.record_count == self.record_count
         self._columns = columns
+        self.is_reported = is_reported
         self.is_held = True
 
     def release(self) -> None:
@@ -236,4 +240,5 @@ def blank_columns(topic_id: int, entry: SegmentEntry) -> SegmentColumns:
         nodes=none,
         version=VERSION,
         sums=NO_SUMS,
+        names_sum=0,
     )

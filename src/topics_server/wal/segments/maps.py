@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from typing import Final
 
+from topics_server.runtime.metrics import log
 from topics_server.values.errors import Corrupt, StorageError
 from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import SegmentColumns, bad_rows, decode_index
@@ -48,7 +49,10 @@ class IndexMaps:
         def load(index: SealedColumns) -> SegmentColumns:
             tier = topic.entry(segment_id).tier
             path = self._tiers.idx_path(tier, topic.topic_id, segment_id)
-            columns = load_index(self._fs, path, topic.topic_id, entry, verify=False)
+            try:
+                columns = load_index(self._fs, path, topic.topic_id, entry, verify=False)
+            except Corrupt:
+                return self.rebuild(topic, index)
             self._note(index)
             return columns
 
@@ -111,6 +115,39 @@ class IndexMaps:
         elif columns is None:
             index.hold(blank_columns(topic.topic_id, entry))
         return index
+
+    def check(
+        self, topic: TopicManifest, entry: SegmentEntry, index: SealedColumns
+    ) -> SegmentColumns:
+        """*Blocking.* The verified columns of the file. If it is damaged, holds rebuilt ones.
+
+        Raises `Corrupt` for damage.
+        """
+        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
+        try:
+            return load_index(self._fs, path, topic.topic_id, entry, verify=True)
+        except Corrupt:
+            self.rebuild(topic, index)
+            index.is_reported = True
+            raise
+
+    def rebuild(self, topic: TopicManifest, index: SealedColumns) -> SegmentColumns:
+        """*Blocking.* Make the columns from the records and hold them: the file is damaged.
+
+        The next start, or a mend, replaces the file. Columns that are held already stay. Raises
+        `Corrupt` if the records have not their listed size.
+        """
+        topic_id, segment_id = topic.topic_id, index.segment_id
+        if index.is_held:
+            return index.columns()
+        entry = topic.entry(segment_id)
+        data = self._whole(self.data_path(topic, segment_id), entry)
+        if data is None:
+            raise Corrupt(f"index and size of segment {segment_id} are damaged")
+        columns = decode_index(rebuild_index(data, topic_id, entry), verify=False)
+        log.error("segment %d of topic %d has a damaged index: rebuilt", segment_id, topic_id)
+        index.hold(columns, is_reported=False)
+        return columns
 
     def _verified(self, path: str, topic_id: int, entry: SegmentEntry) -> SegmentColumns | None:
         """The columns of an `.idx`; `None` if two reads find damage."""

@@ -21,10 +21,11 @@ from topics_server.values.limits import MIB
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
 from topics_server.wal.format.manifest import SegmentEntry
-from topics_server.wal.format.segment import DEAD, decode_index
+from topics_server.wal.format.segment import DEAD, SegmentColumns, decode_index
 from topics_server.wal.fs import Fs
 from topics_server.wal.segments.files import (
     Tiers,
+    check_header,
     digest_of,
     has_sound_stamps,
     is_whole,
@@ -69,15 +70,18 @@ class PreparedMend:
     older_flags: list[bytes] = field(default_factory=list)
 
 
-def check_files(
-    fs: Fs, tiers: Tiers, topic_id: int, entry: SegmentEntry, flags: FlagsDigest | None
+def check_data(
+    fs: Fs,
+    data_path: str,
+    columns: SegmentColumns,
+    entry: SegmentEntry,
+    flags: FlagsDigest | None,
 ) -> None:
-    """*Blocking.* Check what reads of records do not check: columns, delete flags, tags and stamps.
+    """*Blocking.* Check what reads of records do not: header, delete flags, tags and stamps.
 
     `flags`: the digest of the flags that were synced last. Raises `StorageError` for damage.
     """
-    idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
-    columns = load_index(fs, idx_path, topic_id, entry, verify=True)
+    check_header(fs, data_path, columns)
     if columns.is_json and not has_sound_stamps(fs, data_path, columns):
         raise Corrupt("the tags or the stamps of its records are damaged", data_path)
     found = read_flags(fs, data_path, entry)

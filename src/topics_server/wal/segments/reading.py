@@ -52,7 +52,11 @@ class SegmentReads:
         except (Damaged, Corrupt):
             # Read the file and the index from disk once more before the result is used.
             self.forget(topic_id, segment_id, index)
+        try:
             return self._read(topic, index, first_row, end_row, unwanted)
+        except Corrupt:
+            self._maps.rebuild(topic, index)
+        return self._read(topic, index, first_row, end_row, unwanted)
 
     def _read(
         self,
@@ -121,7 +125,17 @@ class SegmentReads:
 
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
         """See `ports.Segments.find_tags`; rows that were dead when packed are not found."""
-        return self._topic(topic_id).index(segment_id).rows_of(match)
+        topic = self._topic(topic_id)
+        index = topic.index(segment_id)
+        try:
+            return index.rows_of(match)
+        except Corrupt:
+            index.unmap()
+        try:
+            return index.rows_of(match)
+        except Corrupt:
+            self._maps.rebuild(topic, index)
+        return index.rows_of(match)
 
     def forget(self, topic_id: int, segment_id: int, index: SealedColumns | None) -> None:
         """Close files that are about to be unlinked; current readers keep theirs."""

@@ -74,7 +74,7 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
     """The whole `.idx` of a listed segment from its `.data`, which has the listed size."""
     assert len(data) == entry.data_bytes
     count = entry.record_count
-    records, version = _intact(data, entry)
+    records, versions = _intact(data, entry)
     kept = {record.row: record for record in records}
     times, ends, body = array("q"), array("I"), bytearray()
     tags: list[str | None] = []
@@ -107,7 +107,7 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
     rows, flags_offset = run.rows(), entry.data_bytes - count
     rows["offset"], rows["xxh3"] = offsets, checksums
     sums = NO_SUMS
-    if version >= COMBINED_VERSION:
+    if versions[0] >= COMBINED_VERSION:
         records_end = flags_offset - count * STAMP_BYTES
         sums = sums_of(memoryview(data)[:flags_offset], rows, records_end)
         # A group with a lost record fails its check, so that its records are checked one by one.
@@ -115,22 +115,26 @@ def rebuild_index(data: bytes, topic_id: int, entry: SegmentEntry) -> bytes:
         if any(lost):
             sums[-1] = 0
     elif (run.kinds & TRACED_KIND).any():
-        version = TRACED_VERSION
-    return encode_index(
-        run.index_parts(
+        versions = (TRACED_VERSION,)
+    idx = b""
+    for each in versions:
+        parts = run.index_parts(
             topic_id,
             entry.segment_id,
             rows,
             flags_offset=flags_offset,
             data_checksum=entry.data_checksum,
-            version=version,
+            version=each,
             sums=sums,
         )
-    )
+        idx = encode_index(parts)
+        if len(idx) == entry.idx_bytes:
+            break
+    return idx
 
 
-def _intact(data: bytes, entry: SegmentEntry) -> tuple[list[_Record], int]:
-    """The intact records in seq order, and the version of the segment."""
+def _intact(data: bytes, entry: SegmentEntry) -> tuple[list[_Record], tuple[int, ...]]:
+    """The intact records in seq order, and the versions that the segment may have."""
     try:
         version = decode_data_header(data[:DATA_HEADER_BYTES]).version
     except (Corrupt, StartRefused):
@@ -138,10 +142,11 @@ def _intact(data: bytes, entry: SegmentEntry) -> tuple[list[_Record], int]:
         objects = list(_objects(data, entry))
         records = [] if len(objects) == entry.record_count else list(_records(data, entry))
         if len(records) > len(objects):
-            return records, VERSION
-        return objects, JSON_VERSION
+            return records, (VERSION,)
+        # The size of the index tells which.
+        return objects, (COMBINED_VERSION, JSON_VERSION)
     is_json = version >= COMBINED_VERSION
-    return list(_objects(data, entry) if is_json else _records(data, entry)), version
+    return list(_objects(data, entry) if is_json else _records(data, entry)), (version,)
 
 
 def _objects(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:

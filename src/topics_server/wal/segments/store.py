@@ -42,7 +42,7 @@ from topics_server.wal.segments.maps import IndexMaps
 from topics_server.wal.segments.mending import (
     PreparedMend,
     SegmentCopies,
-    check_files,
+    check_data,
     discard,
     prepare,
     put,
@@ -161,17 +161,19 @@ class SealedSegments:
     def check_index(self, topic_id: int, segment_id: int) -> None:
         """See `ports.Segments.check_index`.
 
-        Skips a segment that was dropped meanwhile, and one whose index is only in memory: its file
-        is already known to be damaged.
+        Skips a segment that was dropped meanwhile, and one whose index is in memory because its
+        file is known to be damaged. If the file is damaged, the index is rebuilt in memory.
         """
         topic = self._topic(topic_id)
         entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
-        if entry is None or index is None or index.is_held:
+        if entry is None or index is None or (index.is_held and index.is_reported):
             return
         try:
             with topic.lock:
                 known = None if segment_id in topic.torn else topic.digests.get(segment_id)
-                check_files(self._fs, self._tiers, topic_id, entry, known)
+                columns = self._maps.check(topic, entry, index)
+                data_path = self._tiers.data_path(entry.tier, topic_id, segment_id)
+                check_data(self._fs, data_path, columns, entry, known)
         except StorageError:
             moved = topic.entries.get(segment_id)
             if moved is not None and moved.tier == entry.tier:

@@ -18,6 +18,7 @@ from topics_server.wal.format.segment import (
     decode_data_header,
     decode_index,
     encode_data_header,
+    padded,
 )
 from topics_server.wal.format.segment_blocks import unpack_block
 from topics_server.wal.segments.packing import pack
@@ -145,6 +146,44 @@ def test_an_index_of_version_3_gets_checksums_of_its_rows() -> None:
     # Nothing tells which rows were damaged before.
     with pytest.raises(Corrupt, match="checksum"):
         decode_index(memoryview(mapped), verify=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_search_for_a_tag_finds_exactly_its_rows_or_a_damaged_index(name: str) -> None:
+    _, idx = vector(name)
+    sound = decode_index(idx)
+    wanted = [(sound.tags[number], False) for number in range(len(sound.tags))]
+    wanted += [(b"", True), (sound.tags[0][:1], True), (b"no such tag", False)]
+    expected = [sound.tag_range(tag, is_prefix=prefix).tolist() for tag, prefix in wanted]
+    assert sum(map(len, expected)) > len(wanted)
+    # The texts of tags, and their offsets, are compared only if the index has their checksum.
+    texts = {*range(*_section(sound, 1)), *range(*_section(sound, 4))}
+    for at in range(_section(sound, 1)[0], _section(sound, 4)[1]):
+        if not sound.is_json and at in texts:
+            continue
+        for bit in (0, 3, 7):
+            mapped = bytearray(idx)
+            columns = decode_index(memoryview(mapped))
+            mapped[at] ^= 1 << bit
+            for (tag, prefix), rows in zip(wanted, expected, strict=True):
+                try:
+                    found = columns.tag_range(tag, is_prefix=prefix).tolist()
+                except Corrupt:
+                    continue
+                assert found == rows, (at, bit, tag)
+
+
+def _section(columns: SegmentColumns, number: int) -> tuple[int, int]:
+    """Where a section of the index begins and ends: 0 rows, 1 offsets of tags, and so on."""
+    parts = (
+        columns.rows.nbytes,
+        columns.tags.offsets.nbytes,
+        columns.tag_starts.nbytes,
+        columns.tag_rows.nbytes,
+        len(columns.tags.text),
+    )
+    start = IDX_HEADER_BYTES + sum(map(padded, parts[:number]))
+    return start, start + parts[number]
 
 
 @pytest.mark.parametrize("length", [0, 10, IDX_HEADER_BYTES - 1, IDX_HEADER_BYTES, 500])

@@ -123,3 +123,10 @@ def test_the_index_of_a_golden_segment_is_made_again(name: str) -> None:
 def test_an_index_is_made_whatever_the_flags_say(packed: Packed) -> None:
     data, idx, entry = packed
     assert rebuild_index(data[:-COUNT] + b"\xff" * COUNT, 1, entry) == idx
+
+
+@pytest.mark.parametrize("name", ["five-v3", "five-v4"])
+def test_a_damaged_header_does_not_change_the_version_of_the_index(name: str) -> None:
+    data, idx = (VECTORS.joinpath(name + suffix).read_bytes() for suffix in (".data", ".idx"))
+    entry = entry_of(5, data, idx)
+    assert rebuild_index(b"?" + data[1:], 7, entry) == idx
