@@ -200,7 +200,7 @@ SEGMENT_RECORDS_MAX: Final = 1_048_576
 # A run smaller than this is not sealed by age: it stays in the snapshot.
 SEAL_BY_AGE_BYTES_MIN: Final = 64 * KIB
 SNAPSHOTS_KEPT: Final = 2
-CAPTURE_SLICE_MS: Final = 1
+CAPTURE_SLICE_MS: Final = 0.5
 BLOCK_CACHE_BYTES_MAX: Final = 48 * MIB
 
 assert SEQ_MAX < U64_MAX

@@ -153,7 +153,7 @@ class Checkpointer:
             # Freeing 100,000 parts at once would block the loop.
             while parts:
                 del parts[-_FREED_AT_ONCE:]
-                await asyncio.sleep(0)
+                await _give_way()
             if trim_start.lsn:
                 self._trim_start = trim_start
             if trim:
@@ -207,7 +207,7 @@ class Checkpointer:
             spent_ms = self._clock.monotonic_ms() - slice_began_ms
             if spent_ms >= CAPTURE_SLICE_MS:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
-                await asyncio.sleep(0)
+                await _give_way()
                 slice_began_ms = self._clock.monotonic_ms()
         # Capture the epochs last: a topic that was dropped before its own capture is only in this
         # part.
@@ -279,6 +279,17 @@ class Checkpointer:
                 self.failure = error.with_traceback(None)
             else:
                 self.failure = None
+
+
+async def _give_way() -> None:
+    """Let the requests that wait be read and answered before the next slice.
+
+    One turn of the loop reads them, and the next one answers them: most answers wait for the end of
+    a turn, appends for the write to the journal. After a single turn an answer would wait for one
+    slice more.
+    """
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 def _has_long_tail(topic: Topic) -> bool:

@@ -13,10 +13,11 @@ import pytest
 
 from tests.unit.engine.rig import RULES, NowOffload, Rig
 from topics_server.engine.background import checkpointer as checkpointer_module
-from topics_server.engine.background.capture import Captured, restore
+from topics_server.engine.background.capture import Captured, capture, restore
 from topics_server.engine.background.checkpointer import SEAL_BEFORE_CAPTURE_BYTES, Checkpointer
 from topics_server.engine.subscribe import sessions as sessions_module
 from topics_server.engine.subscribe.sessions import SessionTable
+from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.configure import decide_drop
 from topics_server.values.entries import SESSIONS_ID, CursorAt, SessionOpened, SessionOptions
 from topics_server.values.errors import StorageError
@@ -219,6 +220,30 @@ async def test_a_topic_dropped_between_two_slices_is_left_out(
     rig.registry.apply(99, decide_drop(topic, 1))
     await taking
     assert set(parts_of(rig.snapshots.images[0])) == {EPOCHS_PART, 1}
+
+
+async def test_what_a_turn_reads_is_answered_before_the_next_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("topics_server.engine.background.checkpointer.CAPTURE_SLICE_MS", 0)
+    rig = Rig()
+    for name in "abc":
+        await rig.append(name, 1)
+    loop, slices = asyncio.get_running_loop(), 0
+    order: list[str] = []
+
+    def noted(topic: Topic) -> bytes:
+        nonlocal slices
+        slices += 1
+        part = slices
+        # Like the loop, which reads requests after the callbacks of a turn.
+        loop.call_soon(loop.call_soon, order.append, f"answer {part}")
+        order.append(f"slice {part}")
+        return capture(topic)
+
+    monkeypatch.setattr(checkpointer_module, "capture", noted)
+    await rig.checkpointer.take()
+    assert order[:5] == ["slice 1", "answer 1", "slice 2", "answer 2", "slice 3"]
 
 
 async def test_room_is_made_for_all_parts_also_for_those_encoded_off_the_loop() -> None:
