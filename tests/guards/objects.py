@@ -85,8 +85,8 @@ OBJECTS: Final[list[Guard]] = [
         "wal/segments/reading.py",
         "storage/segments/test_segments.py",
         (
-            "a read rebuilds an index that is damaged on the disk",
-            "            self._maps.rebuild(topic, index)\n        return self",
+            "a read replaces an index that is damaged on the disk",
+            "            self._mend_index(topic_id, segment_id)\n        return self",
             "            raise\n        return self",
         ),
     ),

@@ -203,7 +203,7 @@ class SealedColumns:
 
     def release(self) -> None:
         """Map the file again: it has the columns now."""
-        self.is_held = False
+        self.is_held, self.is_reported = False, True
         self.unmap()
 
     def damaged_rows(self, first_row: int, end_row: int) -> list[tuple[int, int]]:

@@ -51,8 +51,11 @@ class IndexMaps:
             path = self._tiers.idx_path(tier, topic.topic_id, segment_id)
             try:
                 columns = load_index(self._fs, path, topic.topic_id, entry, verify=False)
-            except Corrupt:
-                return self.rebuild(topic, index)
+            except Corrupt as error:
+                # The loop may be the caller: the next check of the index replaces the file.
+                log.error("%s: rebuilding it in memory", error)
+                self.rebuild(topic, index)
+                return index.columns()
             self._note(index)
             return columns
 
@@ -116,38 +119,19 @@ class IndexMaps:
             index.hold(blank_columns(topic.topic_id, entry))
         return index
 
-    def check(
-        self, topic: TopicManifest, entry: SegmentEntry, index: SealedColumns
-    ) -> SegmentColumns:
-        """*Blocking.* The verified columns of the file. If it is damaged, holds rebuilt ones.
+    def rebuild(self, topic: TopicManifest, index: SealedColumns) -> bytes:
+        """*Blocking.* Make the index from the records, because its file is damaged, and hold it.
 
-        Raises `Corrupt` for damage.
-        """
-        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
-        try:
-            return load_index(self._fs, path, topic.topic_id, entry, verify=True)
-        except Corrupt:
-            self.rebuild(topic, index)
-            index.is_reported = True
-            raise
-
-    def rebuild(self, topic: TopicManifest, index: SealedColumns) -> SegmentColumns:
-        """*Blocking.* Make the columns from the records and hold them: the file is damaged.
-
-        The next start, or a mend, replaces the file. Columns that are held already stay. Raises
-        `Corrupt` if the records have not their listed size.
+        Raises `Corrupt` if the records have not their listed size.
         """
         topic_id, segment_id = topic.topic_id, index.segment_id
-        if index.is_held:
-            return index.columns()
         entry = topic.entry(segment_id)
         data = self._whole(self.data_path(topic, segment_id), entry)
         if data is None:
             raise Corrupt(f"index and size of segment {segment_id} are damaged")
-        columns = decode_index(rebuild_index(data, topic_id, entry), verify=False)
-        log.error("segment %d of topic %d has a damaged index: rebuilt", segment_id, topic_id)
-        index.hold(columns, is_reported=False)
-        return columns
+        content = rebuild_index(data, topic_id, entry)
+        index.hold(decode_index(content, verify=False), is_reported=False)
+        return content
 
     def _verified(self, path: str, topic_id: int, entry: SegmentEntry) -> SegmentColumns | None:
         """The columns of an `.idx`; `None` if two reads find damage."""

@@ -28,8 +28,13 @@ class SegmentReads:
     """The reading methods of the segments port; `topic_of` returns a topic's manifest."""
 
     def __init__(
-        self, file_handles: FileHandles, maps: IndexMaps, topic_of: Callable[[int], TopicManifest]
+        self,
+        file_handles: FileHandles,
+        maps: IndexMaps,
+        topic_of: Callable[[int], TopicManifest],
+        mend_index: Callable[[int, int], None],
     ) -> None:
+        self._mend_index: Final = mend_index
         self._file_handles: Final = file_handles
         self._maps: Final = maps
         self._topic: Final = topic_of
@@ -55,7 +60,7 @@ class SegmentReads:
         try:
             return self._read(topic, index, first_row, end_row, unwanted)
         except Corrupt:
-            self._maps.rebuild(topic, index)
+            self._mend_index(topic_id, segment_id)
         return self._read(topic, index, first_row, end_row, unwanted)
 
     def _read(
@@ -134,7 +139,7 @@ class SegmentReads:
         try:
             return index.rows_of(match)
         except Corrupt:
-            self._maps.rebuild(topic, index)
+            self._mend_index(topic_id, segment_id)
         return index.rows_of(match)
 
     def forget(self, topic_id: int, segment_id: int, index: SealedColumns | None) -> None:

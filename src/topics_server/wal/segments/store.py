@@ -14,20 +14,22 @@ id was never assigned by a manifest.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
 from topics_server.runtime.metrics import log
-from topics_server.values.errors import DiskFull, StorageError
+from topics_server.values.errors import Corrupt, DiskFull, StorageError
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, KnownFlags
 from topics_server.values.model import TopicConfig
 from topics_server.values.storage_types import PackedSegment, SegmentPlan, TopicFacts
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
 from topics_server.wal.folders import make_durable_dirs
-from topics_server.wal.format.manifest import COLD, HOT
+from topics_server.wal.format.manifest import COLD, HOT, SegmentEntry
+from topics_server.wal.format.segment import SegmentColumns
 from topics_server.wal.fs import Fs
 from topics_server.wal.segments.file_handles import FileHandles
 from topics_server.wal.segments.files import (
@@ -36,6 +38,7 @@ from topics_server.wal.segments.files import (
     digest_of,
     entry_of,
     flip_file,
+    load_index,
 )
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
@@ -53,7 +56,6 @@ from topics_server.wal.segments.reading import SegmentReads
 from topics_server.wal.segments.topic_manifest import Entries, ManifestStore, TopicManifest
 from topics_server.wal.segments.topic_scan import (
     FoundFiles,
-    FoundSegment,
     objection_of,
     scan,
     tidy,
@@ -92,7 +94,9 @@ class SealedSegments:
         # The files found at start, until `finish_recovery` has handled them.
         self._found: Final[dict[int, FoundFiles]] = {}
         self._lock: Final = threading.Lock()
-        reads = self._reads = SegmentReads(self._file_handles, self._maps, self._topic)
+        reads = self._reads = SegmentReads(
+            self._file_handles, self._maps, self._topic, self.mend_index
+        )
         self.read, self.read_now, self.read_json_now, self.read_rows, self.find_tags = (
             reads.read,
             reads.read_now,
@@ -162,7 +166,7 @@ class SealedSegments:
         """See `ports.Segments.check_index`.
 
         Skips a segment that was dropped meanwhile, and one whose index is in memory because its
-        file is known to be damaged. If the file is damaged, the index is rebuilt in memory.
+        file is known to be damaged. A damaged index is mended.
         """
         topic = self._topic(topic_id)
         entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
@@ -171,7 +175,7 @@ class SealedSegments:
         try:
             with topic.lock:
                 known = None if segment_id in topic.torn else topic.digests.get(segment_id)
-                columns = self._maps.check(topic, entry, index)
+                columns = self._checked_index(topic, entry, index)
                 data_path = self._tiers.data_path(entry.tier, topic_id, segment_id)
                 check_data(self._fs, data_path, columns, entry, known)
         except StorageError:
@@ -179,6 +183,38 @@ class SealedSegments:
             if moved is not None and moved.tier == entry.tier:
                 raise
             # The segment was dropped or is moving to the cold folder: the next pass reads it there.
+
+    def mend_index(self, topic_id: int, segment_id: int) -> None:
+        """*Blocking.* Replace the index file of a segment if it is damaged."""
+        topic = self._topic(topic_id)
+        with topic.lock:
+            entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
+            if entry is not None and index is not None:
+                with contextlib.suppress(Corrupt):
+                    self._checked_index(topic, entry, index)
+
+    def _checked_index(
+        self, topic: TopicManifest, entry: SegmentEntry, index: SealedColumns
+    ) -> SegmentColumns:
+        """The verified columns of the file. Raises `Corrupt` for damage, and mends the file.
+
+        If the disk refuses the new file, its content stays in memory.
+        """
+        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
+        try:
+            columns = load_index(self._fs, path, topic.topic_id, entry, verify=True)
+        except Corrupt:
+            content = self._maps.rebuild(topic, index)
+            index.is_reported = True
+            try:
+                self._replace_index(topic, entry, content, index)
+            except StorageError as error:
+                log.warning("the index %s is rebuilt in memory only: %s", path, error)
+            raise
+        if not index.is_reported:
+            # Only one reading of the file was damaged.
+            index.release()
+        return columns
 
     # -- changing --------------------------------------------------------------------------
 
@@ -432,7 +468,7 @@ class SealedSegments:
                 index = topic.indexes[found.entry.segment_id]
                 index.found_flags = None
                 if found.index is not None:
-                    self._replace_index(topic, found, index)
+                    self._replace_index(topic, found.entry, found.index, index)
             topic.disputed = {
                 found.entry.segment_id for found in files.segments if found.keeps_seconds
             }
@@ -459,20 +495,19 @@ class SealedSegments:
         with topic.lock:
             for found in files.segments:
                 if found.index is not None:
-                    self._replace_index(topic, found, topic.indexes[found.entry.segment_id])
+                    index = topic.indexes[found.entry.segment_id]
+                    self._replace_index(topic, found.entry, found.index, index)
 
     def _replace_index(
-        self, topic: TopicManifest, found: FoundSegment, index: SealedColumns
+        self, topic: TopicManifest, entry: SegmentEntry, content: bytes, index: SealedColumns
     ) -> None:
         """Write a rebuilt index, and keep the damaged one in quarantine."""
-        assert found.index is not None
-        entry = found.entry
         path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
         log.warning("the index %s is damaged: rebuilding it from its records", path)
         try:
             copy = self._quarantine.keep(topic.topic_id, path)
             topic.quarantined[copy] = self._fs.file_size(copy)
-            write_temp(self._fs, path, [found.index])
+            write_temp(self._fs, path, [content])
         except DiskFull as error:
             log.warning("the index %s is rebuilt in memory only: %s", path, error)
             return
