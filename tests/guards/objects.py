@@ -53,8 +53,8 @@ OBJECTS: Final[list[Guard]] = [
         "wal/format/segment.py",
         "unit/wal/format/test_segment.py",
         (
-            "an index of version 3 is verified whenever it is mapped",
-            "if verify or version == COMBINED_VERSION:",
+            "an index before version 4 is verified whenever it is mapped",
+            "if verify or version != JSON_VERSION:",
             "if verify:",
         ),
     ),
@@ -77,7 +77,7 @@ OBJECTS: Final[list[Guard]] = [
         "unit/wal/format/test_segment_blocks.py",
         (
             "a read compares the names that it shows",
-            "        if self.is_json and names_sum(self.tags, self.nodes) != self.names_sum:\n",
+            "        if names_sum(self.tags, self.nodes) != self.names_sum:\n",
             "        if False:\n",
         ),
     ),

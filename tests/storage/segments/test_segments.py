@@ -7,8 +7,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,13 +20,19 @@ from tests.storage.segments.segment_samples import (
     sample_block,
     sample_facts,
     sample_plan,
+    with_bytes,
 )
 from topics_server.values.errors import Corrupt, Damaged, DiskFull, StartRefused, StorageError
 from topics_server.values.file_inventory import Anchor, FoundTopic
 from topics_server.values.model import TagMatch
 from topics_server.wal.format.manifest import COLD, HOT
-from topics_server.wal.format.segment import DATA_HEADER_BYTES, IDX_HEADER_BYTES, ROW
-from topics_server.wal.segments import store as store_module
+from topics_server.wal.format.segment import (
+    DATA_HEADER_BYTES,
+    IDX_HEADER_BYTES,
+    ROW,
+    SegmentColumns,
+)
+from topics_server.wal.segments import mending
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.packing_process import InlinePacker
 from topics_server.wal.segments.store import SealedSegments
@@ -788,14 +796,26 @@ def test_a_drop_that_failed_is_made_up_for_by_the_next_change(op: Op) -> None:
     assert not [path for path in files(disk) if "0000000001" in path]
 
 
+def one_segment(disk: FakeDisk, layout: str) -> SealedSegments:
+    """Segment 1, as JSON objects or as records: a bytes record keeps it from JSON objects."""
+    segments = opened(disk)
+    plan = sample_plan(1, 1, COUNT)
+    if layout == "records":
+        plan = msgspec.structs.replace(plan, blocks=with_bytes(plan.blocks))
+    segments.put(plan, sample_facts())
+    return segments
+
+
+@pytest.mark.parametrize("layout", ["objects", "records"])
 @pytest.mark.parametrize("where", ["tag number", "time", "tag rows", "tag text", "header"])
 @pytest.mark.parametrize("first", ["read", "search", "check"])
 def test_a_mapped_index_that_is_damaged_is_replaced_by_one_from_the_records(
-    where: str, first: str
+    where: str, first: str, layout: str
 ) -> None:
     disk = empty_disk()
-    segments = two_segments(disk)
+    segments = one_segment(disk, layout)
     index = listed(segments)[1]
+    expected = segments.read(TOPIC, 1, 8, COUNT)
     path = f"{HOT_FOLDER}/0000000001.idx"
     sound, content = index.columns(), disk.content(path)
     at = {
@@ -820,15 +840,10 @@ def test_a_mapped_index_that_is_damaged_is_replaced_by_one_from_the_records(
         with pytest.raises(Corrupt):
             segments.check_index(TOPIC, 1)
     for _ in range(2):
-        assert segments.read(TOPIC, 1, 8, COUNT) == sample_block(9, COUNT - 8)
+        assert segments.read(TOPIC, 1, 8, COUNT) == expected
         assert list(segments.find_tags(TOPIC, 1, match)) == rows
-    if where == "header" and first != "check":
-        # A file that cannot be mapped is replaced by the next check: the loop may have mapped it.
-        assert index.is_held
-        with pytest.raises(Corrupt):
-            segments.check_index(TOPIC, 1)
     segments.check_index(TOPIC, 1)
-    assert segments.read(TOPIC, 1, 8, COUNT) == sample_block(9, COUNT - 8)
+    assert segments.read(TOPIC, 1, 8, COUNT) == expected
     assert not index.is_held
     assert disk.content(path) == content
     (kept,) = disk.list_dir(f"data/quarantine/{TOPIC}")
@@ -867,10 +882,62 @@ def test_an_index_that_the_disk_refuses_stays_in_memory(error: type[StorageError
     segments = two_segments(disk)
     index = listed(segments)[1]
     disk.corrupt(f"{HOT_FOLDER}/0000000001.idx", IDX_HEADER_BYTES)
-    with mock.patch.object(store_module, "write_temp", side_effect=error("refused")):
+    with mock.patch.object(mending, "write_temp", side_effect=error("refused")):
         assert segments.read(TOPIC, 1, 8, COUNT) == sample_block(9, COUNT - 8)
         assert index.is_held
         # The scrub does not try again and again.
         segments.check_index(TOPIC, 1)
     index.unmap()
     assert segments.read(TOPIC, 1, 8, COUNT) == sample_block(9, COUNT - 8)
+
+
+@pytest.mark.parametrize("layout", ["objects", "records"])
+@pytest.mark.parametrize("use", ["time", "first_row_since", "node_rows", "names of nodes", "map"])
+def test_uses_of_an_index_on_the_loop_ask_for_a_sound_one(use: str, layout: str) -> None:
+    disk = empty_disk()
+    segments = one_segment(disk, layout)
+    index, path = listed(segments)[1], f"{HOT_FOLDER}/0000000001.idx"
+    content, sound = disk.content(path), index.columns()
+    node = str(sound.nodes[0], "utf-8")
+    row = IDX_HEADER_BYTES + 10 * ROW.itemsize
+    uses: dict[str, tuple[int, Callable[[], object]]] = {
+        "time": (row, lambda: index.time(10)),
+        "first_row_since": (row, lambda: index.first_row_since(int(sound.rows["ts"][20]))),
+        "node_rows": (row + 36, lambda: index.node_rows(frozenset([node]), 0, COUNT)),
+        "names of nodes": (
+            content.index(bytes(sound.nodes.text)),
+            lambda: index.node_rows(frozenset([node]), 0, COUNT),
+        ),
+        "map": (12, lambda: index.time(10)),
+    }
+    at, ask = uses[use]
+    expected = ask()
+    disk.corrupt(path, at)
+    if use == "map":
+        index.unmap()
+    with pytest.raises(Corrupt):
+        ask()
+    for thread in threading.enumerate():
+        if thread.name == "mend-index":
+            thread.join()
+    assert ask() == expected
+    assert disk.content(path) == content
+
+
+def test_a_late_mapping_does_not_replace_the_columns_that_are_held() -> None:
+    segments = two_segments(empty_disk())
+    index = listed(segments)[1]
+    mapped, held = index.columns(), replace(index.columns())
+    load = index._load
+
+    def late(found: SealedColumns) -> SegmentColumns:
+        columns = load(found)
+        index.hold(held, is_reported=False)
+        return columns
+
+    index._load = late
+    index.unmap()
+    assert index.columns().record_count == mapped.record_count
+    assert index.columns() is held
+    index.unmap()
+    assert index.columns() is held

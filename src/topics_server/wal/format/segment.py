@@ -237,7 +237,13 @@ def names_sum(tags: Dictionary, nodes: Dictionary) -> int:
     return digest.intdigest()
 
 
-# Of a segment without JSON objects.
+def sums_of_rows(rows: Array) -> Array:
+    """The `sums` of columns without JSON objects."""
+    found = row_sums(rows)
+    return np.concatenate((np.zeros_like(found), found))
+
+
+# The checksums in an index without JSON objects.
 NO_SUMS: Final[Array] = np.zeros(0, "<u8")
 
 
@@ -256,10 +262,10 @@ class SegmentColumns:
     tag_rows: Array
     nodes: Dictionary
     version: int
-    # The checksums of groups, those of their rows, and that of tags and stamps; empty without
-    # JSON objects.
+    # The checksums of groups, those of their rows, and that of tags and stamps. Without JSON
+    # objects only those of rows: the first ones are zeros, and the last one is missing.
     sums: Array
-    # The checksum of the texts of tags and nodes; 0 without JSON objects.
+    # The checksum of the texts of tags and nodes.
     names_sum: int
 
     @property
@@ -312,11 +318,8 @@ class SegmentColumns:
         return rows
 
     def check_names(self) -> None:
-        """Raise `Corrupt` if the text of a tag or a node was damaged since the index was made.
-
-        Only an index of JSON objects has a checksum of them.
-        """
-        if self.is_json and names_sum(self.tags, self.nodes) != self.names_sum:
+        """Raise `Corrupt` if the text of a tag or a node was damaged since the index was made."""
+        if names_sum(self.tags, self.nodes) != self.names_sum:
             raise self._damaged()
 
     def _damaged(self) -> Corrupt:
@@ -325,10 +328,8 @@ class SegmentColumns:
     def check_rows(self, rows: range) -> None:
         """Raise `Corrupt` if these rows, or one behind them, were damaged since the index was made.
 
-        Only an index of JSON objects has checksums of its rows: those of each group together.
+        The rows of each group have one checksum.
         """
-        if not self.is_json:
-            return
         # A record ends where the next one begins.
         first = rows.start // GROUP_RECORDS
         last = min(rows.stop, len(self.rows) - 1) // GROUP_RECORDS
@@ -458,7 +459,7 @@ def _index_hash(header: Buffer, body: Buffer) -> int:
 def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     """Views of an `.idx`; `verify` checks its checksum first (reads every byte).
 
-    An index of version 3 is always verified: the checksums of its rows are made here.
+    An index before version 4 is always verified: the checksums of its rows and names are made here.
 
     Raises `Corrupt` for damage, `StartRefused` for a newer version.
     """
@@ -481,7 +482,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     if stride != ROW.itemsize or len(encoded) != IDX_HEADER_BYTES + sum(map(padded, lengths)):
         raise Corrupt("the size of the index does not match its header")
     view = memoryview(encoded)
-    if verify or version == COMBINED_VERSION:
+    if verify or version != JSON_VERSION:
         expected = _hash_at(encoded, _IDX_HEADER.size)
         if _index_hash(view[: _IDX_HEADER.size], view[IDX_HEADER_BYTES:]) != expected:
             raise Corrupt("checksum of the index fails")
@@ -494,12 +495,14 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     each_row, each_sum = np.frombuffer(rows, ROW), np.frombuffer(sums, "<u8")
     tags = Dictionary(np.frombuffer(tag_offsets, "<u4"), tag_text)
     nodes = Dictionary(np.frombuffer(node_offsets, "<u4"), node_text)
-    of_names = 0
-    if version == COMBINED_VERSION:
-        of_rows, of_names = row_sums(each_row), names_sum(tags, nodes)
-        each_sum = np.concatenate((each_sum[:-1] ^ of_rows, of_rows, each_sum[-1:]))
-    elif version == JSON_VERSION:
+    if version == JSON_VERSION:
         of_names, each_sum = int(each_sum[-1]), each_sum[:-1]
+    else:
+        of_names, of_rows = names_sum(tags, nodes), row_sums(each_row)
+        if version == COMBINED_VERSION:
+            each_sum = np.concatenate((each_sum[:-1] ^ of_rows, of_rows, each_sum[-1:]))
+        else:
+            each_sum = sums_of_rows(each_row)
     return SegmentColumns(
         topic_id=topic_id,
         segment_id=segment_id,

@@ -22,13 +22,14 @@ from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import (
     ABSENT,
     LIVE,
-    NO_SUMS,
     ROW,
     VERSION,
     Dictionary,
     SegmentColumns,
+    names_sum,
     outside,
     ranges_of,
+    sums_of_rows,
 )
 
 
@@ -38,12 +39,13 @@ class SealedColumns:
     __slots__ = (
         "_columns",
         "_find_damaged",
+        "_held",
         "_load",
+        "_mend_soon",
         "_read_flags",
         "bad_rows",
         "first_seq",
         "found_flags",
-        "is_held",
         "is_readable",
         "is_reported",
         "last_seq",
@@ -58,6 +60,7 @@ class SealedColumns:
         load: Callable[[SealedColumns], SegmentColumns],
         read_flags: Callable[[], bytes],
         find_damaged: Callable[[SealedColumns, int, int], Sequence[int]],
+        mend_soon: Callable[[], None],
         bad_rows: Sequence[int] = (),
         found_flags: bytes | None = None,
         is_readable: bool = True,
@@ -75,8 +78,9 @@ class SealedColumns:
         self._load = load
         self._read_flags = read_flags
         self._find_damaged = find_damaged
-        # Whether the columns are in memory because the file does not hold them.
-        self.is_held = False
+        self._mend_soon = mend_soon
+        # The columns that are in memory because the file does not have them.
+        self._held: SegmentColumns | None = None
         # Whether the scrub knows that the file is damaged.
         self.is_reported = True
         self._columns: SegmentColumns | None = None
@@ -87,11 +91,35 @@ class SealedColumns:
         return self.last_seq - self.first_seq + 1
 
     def columns(self) -> SegmentColumns:
-        """The columns; maps them if they are not mapped."""
-        columns = self._columns
+        """The columns; maps them if they are not mapped.
+
+        Raises `Corrupt` if the file cannot be mapped, and asks for another one.
+        """
+        columns = self._held or self._columns
         if columns is None:
-            columns = self._columns = self._load(self)
+            try:
+                columns = self._columns = self._load(self)
+            except Corrupt:
+                self._mend_soon()
+                raise
             assert columns.record_count == self.record_count
+        return columns
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the columns are in memory because the file does not have them."""
+        return self._held is not None
+
+    def _checked(self, rows: range, *, names: bool = False) -> SegmentColumns:
+        """The columns. Raises `Corrupt` if these rows are damaged, and asks for another file."""
+        columns = self.columns()
+        try:
+            columns.check_rows(rows)
+            if names:
+                columns.check_names()
+        except Corrupt:
+            self._mend_soon()
+            raise
         return columns
 
     def span_now(self, rows: range, most: int) -> tuple[SegmentColumns, int, int] | None:
@@ -99,7 +127,7 @@ class SealedColumns:
 
         None if they have more, if the columns are not mapped, or if a delete flag is unknown.
         """
-        columns = self._columns
+        columns = self._held or self._columns
         if columns is None or self.bad_rows or not self.is_readable:
             return None
         start, end = columns.span(rows.start, rows.stop)
@@ -107,18 +135,16 @@ class SealedColumns:
 
     def unmap(self) -> None:
         """Unmap after the last use; the next use maps it again."""
-        if not self.is_held:
-            self._columns = None
+        self._columns = None
 
     def time(self, row: int) -> int:
         """Commit time of a row, ms."""
-        return int(self.columns().rows["ts"][row])
+        return int(self._checked(range(row, row)).rows["ts"][row])
 
     def first_row_since(self, ts: int) -> int:
         """The first row whose commit time is >= `ts`; the row count if there is none."""
         # numpy's own search would copy the strided column.
-        times = self.columns().rows["ts"]
-        return bisect_left(range(self.record_count), ts, key=lambda row: int(times[row]))
+        return bisect_left(range(self.record_count), ts, key=self.time)
 
     def record_bytes(self, row: int) -> int:
         """The row's share of `bytes`."""
@@ -141,7 +167,7 @@ class SealedColumns:
 
     def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:
         """One byte per row of the range: 1 where the row's node is in `nodes`."""
-        columns = self.columns()
+        columns = self._checked(range(first_row, end_row), names=True)
         numbers = [_find(columns.nodes, node.encode()) for node in nodes]
         wanted = [number for number in numbers if number is not None]
         if not wanted:
@@ -197,14 +223,13 @@ class SealedColumns:
     def hold(self, columns: SegmentColumns, *, is_reported: bool = True) -> None:
         """Use these columns until `release`, because the file does not have them."""
         assert columns.record_count == self.record_count
-        self._columns = columns
         self.is_reported = is_reported
-        self.is_held = True
+        self._held = columns
 
     def release(self) -> None:
         """Map the file again: it has the columns now."""
-        self.is_held, self.is_reported = False, True
         self.unmap()
+        self._held, self.is_reported = None, True
 
     def damaged_rows(self, first_row: int, end_row: int) -> list[tuple[int, int]]:
         """See `ports.SealedIndex.damaged_rows`."""
@@ -239,6 +264,6 @@ def blank_columns(topic_id: int, entry: SegmentEntry) -> SegmentColumns:
         tag_rows=empty,
         nodes=none,
         version=VERSION,
-        sums=NO_SUMS,
-        names_sum=0,
+        sums=sums_of_rows(rows),
+        names_sum=names_sum(none, none),
     )

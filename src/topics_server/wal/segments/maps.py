@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from topics_server.runtime.metrics import log
 from topics_server.values.errors import Corrupt, StorageError
 from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import SegmentColumns, bad_rows, decode_index
@@ -31,8 +32,17 @@ _ROWS_AT_ONCE: Final = 4096
 class IndexMaps:
     """See the module; thread-safe."""
 
-    def __init__(self, fs: Fs, tiers: Tiers, file_handles: FileHandles, max_mapped: int) -> None:
+    def __init__(
+        self,
+        fs: Fs,
+        tiers: Tiers,
+        file_handles: FileHandles,
+        max_mapped: int,
+        mend_soon: Callable[[int, int], None],
+    ) -> None:
+        """`mend_soon`: called with topic and segment of an index that is damaged."""
         assert max_mapped > 0
+        self._mend_soon: Final = mend_soon
         self._fs: Final = fs
         self._tiers: Final = tiers
         self._file_handles: Final = file_handles
@@ -49,13 +59,7 @@ class IndexMaps:
         def load(index: SealedColumns) -> SegmentColumns:
             tier = topic.entry(segment_id).tier
             path = self._tiers.idx_path(tier, topic.topic_id, segment_id)
-            try:
-                columns = load_index(self._fs, path, topic.topic_id, entry, verify=False)
-            except Corrupt as error:
-                # The loop may be the caller: the next check of the index replaces the file.
-                log.error("%s: rebuilding it in memory", error)
-                self.rebuild(topic, index)
-                return index.columns()
+            columns = load_index(self._fs, path, topic.topic_id, entry, verify=False)
             self._note(index)
             return columns
 
@@ -93,6 +97,7 @@ class IndexMaps:
             load,
             flags,
             damaged,
+            partial(self._mend_soon, topic.topic_id, segment_id),
             bad_rows=found.bad_rows if found else (),
             found_flags=found.flags if found else None,
             is_readable=found is None or found.flags is not None,

@@ -9,13 +9,16 @@ back. Called by `wal/segments/store.py`, which holds the topic's lock around `pu
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
-from topics_server.values.errors import Corrupt, StorageError
+from topics_server.runtime.metrics import log
+from topics_server.values.errors import Corrupt, DiskFull, StorageError
 from topics_server.values.file_inventory import FlagsDigest, KnownFlags
 from topics_server.values.limits import MIB
 from topics_server.wal import layout
@@ -34,7 +37,11 @@ from topics_server.wal.segments.files import (
     read_flags,
     write_flags,
 )
+from topics_server.wal.segments.index import SealedColumns
+from topics_server.wal.segments.maps import IndexMaps
+from topics_server.wal.segments.quarantine import Quarantine
 from topics_server.wal.segments.salvage import rebuild_index
+from topics_server.wal.segments.topic_manifest import TopicManifest
 
 
 class SegmentCopies(Protocol):
@@ -228,3 +235,99 @@ def _chunks(fs: Fs, path: str, entry: SegmentEntry) -> Iterator[bytes]:
             raise Corrupt("has another size than the manifest says", path)
     finally:
         file.close()
+
+
+# -- indexes ---------------------------------------------------------------------------------------
+
+
+class IndexFiles:
+    """Replaces damaged index files of a running server by indexes from the records.
+
+    The damaged files go to quarantine. Any thread may call it; it takes the topic's lock.
+    """
+
+    def __init__(
+        self,
+        fs: Fs,
+        tiers: Tiers,
+        maps: IndexMaps,
+        quarantine: Quarantine,
+        topic_of: Callable[[int], TopicManifest],
+    ) -> None:
+        self._fs: Final = fs
+        self._tiers: Final = tiers
+        self._maps: Final = maps
+        self._quarantine: Final = quarantine
+        self._topic: Final = topic_of
+        # The segments whose index a thread checks.
+        self._mending: Final[set[tuple[int, int]]] = set()
+        self._lock: Final = threading.Lock()
+
+    def mend(self, topic_id: int, segment_id: int) -> None:
+        """*Blocking.* Replace the index file of a segment if it is damaged."""
+        topic = self._topic(topic_id)
+        with topic.lock:
+            entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
+            if entry is not None and index is not None:
+                with contextlib.suppress(Corrupt):
+                    self.check(topic, entry, index)
+
+    def mend_soon(self, topic_id: int, segment_id: int) -> None:
+        """`mend` on a thread of its own, because the caller may be the loop."""
+        key = topic_id, segment_id
+        with self._lock:
+            if key in self._mending:
+                return
+            self._mending.add(key)
+
+        def run() -> None:
+            try:
+                self.mend(topic_id, segment_id)
+            except StorageError as error:
+                log.warning("the index of segment %d cannot be mended: %s", segment_id, error)
+            finally:
+                with self._lock:
+                    self._mending.discard(key)
+
+        threading.Thread(target=run, name="mend-index", daemon=True).start()
+
+    def check(
+        self, topic: TopicManifest, entry: SegmentEntry, index: SealedColumns
+    ) -> SegmentColumns:
+        """*Blocking.* The verified columns of the file; the caller holds the topic's lock.
+
+        Raises `Corrupt` for damage, after it replaced the file. If the disk refuses the new file,
+        its content stays in memory.
+        """
+        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
+        try:
+            columns = load_index(self._fs, path, topic.topic_id, entry, verify=True)
+        except Corrupt:
+            content = self._maps.rebuild(topic, index)
+            index.is_reported = True
+            try:
+                self.replace(topic, entry, content, index)
+            except StorageError as error:
+                log.warning("the index %s is rebuilt in memory only: %s", path, error)
+            raise
+        if not index.is_reported:
+            # Only one reading of the file was damaged.
+            index.release()
+        return columns
+
+    def replace(
+        self, topic: TopicManifest, entry: SegmentEntry, content: bytes, index: SealedColumns
+    ) -> None:
+        """Write a rebuilt index, and keep the damaged one in quarantine."""
+        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
+        log.warning("the index %s is damaged: rebuilding it from its records", path)
+        try:
+            copy = self._quarantine.keep(topic.topic_id, path)
+            topic.quarantined[copy] = self._fs.file_size(copy)
+            write_temp(self._fs, path, [content])
+        except DiskFull as error:
+            log.warning("the index %s is rebuilt in memory only: %s", path, error)
+            return
+        rename_temp(self._fs, path)
+        self._fs.sync_dir(layout.parent(path))
+        index.release()

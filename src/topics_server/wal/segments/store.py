@@ -14,22 +14,19 @@ id was never assigned by a manifest.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from topics_server.runtime.metrics import log
-from topics_server.values.errors import Corrupt, DiskFull, StorageError
+from topics_server.values.errors import StorageError
 from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, KnownFlags
 from topics_server.values.model import TopicConfig
 from topics_server.values.storage_types import PackedSegment, SegmentPlan, TopicFacts
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
 from topics_server.wal.folders import make_durable_dirs
-from topics_server.wal.format.manifest import COLD, HOT, SegmentEntry
-from topics_server.wal.format.segment import SegmentColumns
+from topics_server.wal.format.manifest import COLD, HOT
 from topics_server.wal.fs import Fs
 from topics_server.wal.segments.file_handles import FileHandles
 from topics_server.wal.segments.files import (
@@ -38,11 +35,11 @@ from topics_server.wal.segments.files import (
     digest_of,
     entry_of,
     flip_file,
-    load_index,
 )
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
 from topics_server.wal.segments.mending import (
+    IndexFiles,
     PreparedMend,
     SegmentCopies,
     check_data,
@@ -86,8 +83,17 @@ class SealedSegments:
         self._packer: Final = packer
         self._dir_mode: Final = dir_mode
         self._file_handles: Final = FileHandles(fs, max_open_files // 4)
-        self._maps: Final = IndexMaps(fs, self._tiers, self._file_handles, max_open_files * 3 // 4)
         self._quarantine: Final = Quarantine(fs, data_dir, dir_mode)
+        self._maps: Final = IndexMaps(
+            fs,
+            self._tiers,
+            self._file_handles,
+            max_open_files * 3 // 4,
+            lambda topic_id, segment_id: self._index_files.mend_soon(topic_id, segment_id),
+        )
+        self._index_files: Final = IndexFiles(
+            fs, self._tiers, self._maps, self._quarantine, self._topic
+        )
         self._store_id: Final = store_id
         self._run: Final = run
         self._topics: dict[int, TopicManifest] = {}
@@ -95,7 +101,7 @@ class SealedSegments:
         self._found: Final[dict[int, FoundFiles]] = {}
         self._lock: Final = threading.Lock()
         reads = self._reads = SegmentReads(
-            self._file_handles, self._maps, self._topic, self.mend_index
+            self._file_handles, self._maps, self._topic, self._index_files.mend
         )
         self.read, self.read_now, self.read_json_now, self.read_rows, self.find_tags = (
             reads.read,
@@ -175,7 +181,7 @@ class SealedSegments:
         try:
             with topic.lock:
                 known = None if segment_id in topic.torn else topic.digests.get(segment_id)
-                columns = self._checked_index(topic, entry, index)
+                columns = self._index_files.check(topic, entry, index)
                 data_path = self._tiers.data_path(entry.tier, topic_id, segment_id)
                 check_data(self._fs, data_path, columns, entry, known)
         except StorageError:
@@ -183,38 +189,6 @@ class SealedSegments:
             if moved is not None and moved.tier == entry.tier:
                 raise
             # The segment was dropped or is moving to the cold folder: the next pass reads it there.
-
-    def mend_index(self, topic_id: int, segment_id: int) -> None:
-        """*Blocking.* Replace the index file of a segment if it is damaged."""
-        topic = self._topic(topic_id)
-        with topic.lock:
-            entry, index = topic.entries.get(segment_id), topic.indexes.get(segment_id)
-            if entry is not None and index is not None:
-                with contextlib.suppress(Corrupt):
-                    self._checked_index(topic, entry, index)
-
-    def _checked_index(
-        self, topic: TopicManifest, entry: SegmentEntry, index: SealedColumns
-    ) -> SegmentColumns:
-        """The verified columns of the file. Raises `Corrupt` for damage, and mends the file.
-
-        If the disk refuses the new file, its content stays in memory.
-        """
-        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
-        try:
-            columns = load_index(self._fs, path, topic.topic_id, entry, verify=True)
-        except Corrupt:
-            content = self._maps.rebuild(topic, index)
-            index.is_reported = True
-            try:
-                self._replace_index(topic, entry, content, index)
-            except StorageError as error:
-                log.warning("the index %s is rebuilt in memory only: %s", path, error)
-            raise
-        if not index.is_reported:
-            # Only one reading of the file was damaged.
-            index.release()
-        return columns
 
     # -- changing --------------------------------------------------------------------------
 
@@ -468,7 +442,7 @@ class SealedSegments:
                 index = topic.indexes[found.entry.segment_id]
                 index.found_flags = None
                 if found.index is not None:
-                    self._replace_index(topic, found.entry, found.index, index)
+                    self._index_files.replace(topic, found.entry, found.index, index)
             topic.disputed = {
                 found.entry.segment_id for found in files.segments if found.keeps_seconds
             }
@@ -496,24 +470,7 @@ class SealedSegments:
             for found in files.segments:
                 if found.index is not None:
                     index = topic.indexes[found.entry.segment_id]
-                    self._replace_index(topic, found.entry, found.index, index)
-
-    def _replace_index(
-        self, topic: TopicManifest, entry: SegmentEntry, content: bytes, index: SealedColumns
-    ) -> None:
-        """Write a rebuilt index, and keep the damaged one in quarantine."""
-        path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
-        log.warning("the index %s is damaged: rebuilding it from its records", path)
-        try:
-            copy = self._quarantine.keep(topic.topic_id, path)
-            topic.quarantined[copy] = self._fs.file_size(copy)
-            write_temp(self._fs, path, [content])
-        except DiskFull as error:
-            log.warning("the index %s is rebuilt in memory only: %s", path, error)
-            return
-        rename_temp(self._fs, path)
-        self._fs.sync_dir(layout.parent(path))
-        index.release()
+                    self._index_files.replace(topic, found.entry, found.index, index)
 
     def topics_on_disk(self) -> list[int]:
         """See `ports.Segments.topics_on_disk`."""

@@ -107,15 +107,13 @@ def test_a_damaged_index_is_an_error_of_the_storage(is_json: bool) -> None:
     rows_end = IDX_HEADER_BYTES + COUNT * ROW.itemsize
     places = [*range(IDX_HEADER_BYTES, rows_end, 5), *range(rows_end, len(idx))]
     for at in places:
-        damaged = bytearray(idx)
-        damaged[at] ^= 1 << dice.randrange(8)
-        columns = decode_index(bytes(damaged), verify=False)
+        mapped = bytearray(idx)
+        columns = decode_index(memoryview(mapped), verify=False)
+        mapped[at] ^= 1 << dice.randrange(8)
         row = (at - IDX_HEADER_BYTES) // ROW.itemsize if at < rows_end else dice.randrange(COUNT)
         for name, read in reads_of(data, row).items():
             try:
                 found = read(columns)
             except StorageError:
                 continue
-            # Without JSON objects, reads check the bytes of a record, not its row.
-            if is_json:
-                assert found is None or found == expected[row][name], (at, name)
+            assert found is None or found == expected[row][name], (at, name)

@@ -74,7 +74,7 @@ def test_one_damaged_byte_costs_one_record(packed: Packed) -> None:
         rebuilt = decode_index(rebuild_index(bytes(broken), 1, entry))
         assert readable(bytes(broken), rebuilt) == set(range(COUNT)) - {row_at(columns, offset)}
         # The checksums of its group, of the rows, and of tags and stamps: records are read alone.
-        expected = [False, True, False] if rebuilt.is_json else []
+        expected = [False, True, False] if rebuilt.is_json else [False, True]
         assert (rebuilt.sums != 0).tolist() == expected
 
 
