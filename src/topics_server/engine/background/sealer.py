@@ -315,7 +315,12 @@ class Sealer:
     def _move_floor(self, topic: Topic, now_ms: int) -> None:
         if topic.stream is not None and topic.stream.newest.is_copying:
             return  # a fork's placeholders are not deleted yet: its caps apply when it is complete
-        entry = decide_expiry(topic, now_ms)
+        try:
+            entry = decide_expiry(topic, now_ms)
+        except StorageError as error:
+            # The next look tries again: an index that is damaged is mended meanwhile.
+            log.warning("topic %s: no record expires now: %s", topic.name, error)
+            return
         if entry is None:
             return
         try:

@@ -73,6 +73,7 @@ async def worked(rig: Rig) -> None:
     task = asyncio.create_task(rig.sealer.run())
     for _ in range(100):
         await asyncio.sleep(0)
+    assert not task.done(), "the sealer ended by itself"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -438,6 +439,27 @@ async def test_an_expired_segment_is_dropped_after_its_floor() -> None:
     page = await rig.read("t")
     assert page.gap is not None
     assert (page.gap.gap_from, page.gap.gap_to) == (1, 8)
+
+
+async def test_a_damaged_index_delays_expiry_and_ends_no_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    await rig.append("t", *range(8), config=TopicConfig(ttl_ms=100))
+    await worked(rig)
+
+    def refuse(topic: Topic, now_ms: int) -> None:
+        raise StorageError("the index of segment 1 is damaged")
+
+    rig.clock.move(101)
+    with monkeypatch.context() as patch:
+        patch.setattr("topics_server.engine.background.sealer.decide_expiry", refuse)
+        await worked(rig)
+        assert not any(event.startswith("drop") for event in rig.segments.events)
+    for _ in range(2):
+        rig.clock.move(2_000)
+        await worked(rig)
+    assert rig.segments.events[-1] == "drop [1]"
 
 
 async def test_a_topic_whose_ttl_was_lifted_expires_no_more() -> None:
