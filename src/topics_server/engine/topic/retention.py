@@ -20,7 +20,7 @@ from topics_server.engine.topic.staging import Staging
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import record_bytes
 from topics_server.values.entries import Floor, RecordsAppended
-from topics_server.values.errors import Code, TopicsError
+from topics_server.values.errors import Code, Corrupt, TopicsError
 from topics_server.values.model import ConsumerHold, Discard, LossReason, TopicConfig
 
 # The seq and the hold of consumers for which caps keep records.
@@ -44,12 +44,19 @@ def expired_floor(log: Log, ttl_ms: int, now_ms: int) -> int:
 
 
 def _expires(log: Log, since_ms: int) -> bool:
-    """Whether a live record is expired: older than `since_ms`, or found expired before."""
+    """Whether a live record is expired: older than `since_ms`, or found expired before.
+
+    While the index of a segment is damaged, its times are not known, and none of its records
+    expires: it is mended within moments.
+    """
     earliest = log.earliest_seq
     if log.live_count == 0:
         return False
-    if log.time_of(earliest) < since_ms:
-        log.expired_seq = max(log.expired_seq, log.first_seq_since(since_ms))
+    try:
+        if log.time_of(earliest) < since_ms:
+            log.expired_seq = max(log.expired_seq, log.first_seq_since(since_ms))
+    except Corrupt:
+        return log.expired_seq > earliest
     return log.expired_seq > earliest
 
 

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.drive import Driver, seqs_of
+from topics_server.engine.log.log import Log
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.writes.delete import decide_expiry
 from topics_server.values.blocks import record_bytes
 from topics_server.values.entries import Floor, FloorMoved, RecordsAppended
-from topics_server.values.errors import Code, TopicsError
+from topics_server.values.errors import Code, Corrupt, TopicsError
 from topics_server.values.model import Discard, LossReason, TopicConfig
 
 SIZE = record_bytes(b"0", b"", None, None)
@@ -113,6 +114,26 @@ def test_an_eviction_above_expired_records_is_mixed() -> None:
     driver.now_ms += 11
     assert decided(driver, 0, 0, 0).floor == Floor(4, LossReason.MIXED)
     assert decided(driver, 0, 0).floor == Floor(3, LossReason.TTL)
+
+
+@pytest.mark.parametrize("method", ["time_of", "first_seq_since"])
+def test_nothing_expires_while_the_times_are_damaged(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(TopicConfig(ttl_ms=10))
+    driver.append(0, 0)
+    driver.now_ms += 11
+
+    def refuse(log: Log, value: int) -> int:
+        raise Corrupt("the index of segment 1 is damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, method, refuse)
+        assert decide_expiry(driver.topic, driver.now_ms) is None
+        assert decided(driver, 0).floor is None
+    found = decide_expiry(driver.topic, driver.now_ms)
+    assert isinstance(found, FloorMoved)
+    assert found.floor == Floor(3, LossReason.TTL)
 
 
 # -- under way --------------------------------------------------------------------------------
