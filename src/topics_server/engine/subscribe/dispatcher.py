@@ -513,7 +513,10 @@ class SubscriptionDispatcher:
         if batch is not None:
             return batch
         topic.last_read_ts = now_ms = self._clock.now_ms()
-        page_plan = plan(topic, position, upto_seq, now_ms, search_of(position))
+        try:
+            page_plan = plan(topic, position, upto_seq, now_ms, search_of(position))
+        except StorageError:
+            return None  # The fetch tells the readers, or the index is mended by then.
         if page_plan.unsearched:
             return None
         page = self._fetcher.resident(topic, page_plan)

@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -19,10 +19,11 @@ from tests.unit.engine.rig import Rig
 from topics_server.api.watch import broadcast as fanout_module
 from topics_server.api.watch.broadcast import BroadcastStream, Fanout
 from topics_server.api.watch.sse import SSE
+from topics_server.engine.subscribe import dispatcher as dispatcher_module
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
 from topics_server.engine.subscribe.subscription import SubscriptionOptions
-from topics_server.values.errors import StorageError
+from topics_server.values.errors import Corrupt, StorageError
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.model import Discard, Durability, TopicConfig
 
@@ -609,3 +610,27 @@ async def test_a_read_that_fails_leaves_nothing_for_the_collector(
         del stream
         await settle()
     assert calls
+
+
+async def test_a_page_that_cannot_be_planned_ends_the_stream_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    await world.append("t", *range(10))
+
+    def refuse(*_: object) -> NoReturn:
+        raise Corrupt("the index of segment 1 is damaged")
+
+    monkeypatch.setattr(dispatcher_module, "plan", refuse)
+    sent = bytearray()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.extend(message.get("body", b""))
+
+    stream = world.fanout.open(send, SSE, heartbeat_ms=60_000)
+    view = world.dispatcher.resolve("t")
+    assert view is not None
+    stream.follow(Cursor("t", view.topic_id, view.epoch, 0), SubscriptionOptions())
+    await settle()
+    assert b"cannot be read" in sent
+    stream.close()
