@@ -9,7 +9,7 @@ import pytest
 from tests.model.views.viewed import ViewedSimulation
 from topics_server.views import judge, view
 
-_SEEDS = 12
+_SEEDS = 36
 # The first seeds, one of which needs the rule; most power cuts lose no record that a view had
 # applied.
 _SEEDS_OF_THE_RULE = 60

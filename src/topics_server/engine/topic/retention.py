@@ -53,10 +53,11 @@ def _expires(log: Log, since_ms: int) -> bool:
     if log.live_count == 0:
         return False
     try:
-        if log.time_of(earliest) < since_ms:
-            log.expired_seq = max(log.expired_seq, log.first_seq_since(since_ms))
+        is_old = log.time_of(earliest) < since_ms
+        expired_seq = log.first_seq_since(since_ms) if is_old else 0
     except Corrupt:
-        return log.expired_seq > earliest
+        expired_seq = 0
+    log.expired_seq = max(log.expired_seq, expired_seq)
     return log.expired_seq > earliest
 
 
