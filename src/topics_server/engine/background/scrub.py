@@ -153,7 +153,7 @@ class Scrubber:
         index, count = run.index, len(run.dead)
         first, has_failed = 0, False
         try:
-            # First, because a damaged index is rebuilt then: it has the lengths of the records.
+            # Check the index first: the lengths of the records come from it.
             has_failed = await self._reads.check_index(topic, index.segment_id)
             while first < count:
                 end, size = _range(run, first)
