@@ -4,17 +4,21 @@ stopped.
 
 from __future__ import annotations
 
+import array
 import base64
+import fcntl
 import gzip
 import json
 import random
 import signal
 import socket
 import subprocess
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -472,19 +476,43 @@ def test_published_lines_survive_kill_9_once_each(
 ) -> None:
     server = on_a_port(own)
     topics = Topics(server.api.url, tmp_path)
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(1, 6001)))
-    with lines.open("rb") as stdin:
-        verb = spawn(topics, "pub", "t", "--idempotent", "run", stdin=stdin)
-    for least in (500, 2000):
-        eventually(lambda n=least: _head(server.api, "t") > n, "under way", WITHIN_S)  # type: ignore[misc]
-        assert verb.process.poll() is None, "still publishing when the server is killed"
+    verb = spawn(topics, "pub", "t", "--idempotent", "run", stdin=subprocess.PIPE)
+    pipe = verb.process.stdin
+    assert pipe is not None
+    # Kills in the middle of the flow; the publisher cannot end before them, its input is open.
+    for last in (2000, 4000):
+        pipe.write(numbered(last - 1999, last))
+        pipe.flush()
+        eventually(lambda n=last: _head(server.api, "t") > n - 1500, "under way", WITHIN_S)  # type: ignore[misc]
         server.crash()
+    eventually(lambda: _head(server.api, "t") == 4000, "all lines so far", WITHIN_S)
+    # A kill that surely finds lines that no answer came for.
+    broke = verb.err.count("the connection broke")
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    pipe.write(numbered(4001, 6000))
+    pipe.flush()
+    eventually(lambda: unread(pipe) == 0, "the publisher has the lines", WITHIN_S)
+    time.sleep(0.3)  # until it has sent the first ones
+    server.crash()
+    pipe.close()
     assert verb.end() == 0
     assert json.loads(verb.out[0])["lines"] == 6000
     data = [r["data"]["n"] for r in server.api.read_all("t", limit=1000)]
     assert data == list(range(1, 6001))
-    assert verb.err.count("the connection broke") == 2
+    assert verb.err.count("the connection broke") == broke + 1
+
+
+def numbered(first: int, last: int) -> bytes:
+    """A line for each number."""
+    return b"".join(b'{"n": %d}\n' % n for n in range(first, last + 1))
+
+
+def unread(pipe: IO[bytes]) -> int:
+    """How many bytes of a pipe its reader has not taken."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 def test_an_idle_publisher_outlives_a_restart_without_keys(
