@@ -159,6 +159,9 @@ class FakeStore:
     def read_json(self, name: str, request: ReadRequest, shown: int) -> None:
         """Return None, too."""
 
+    async def read_json_soon(self, name: str, request: ReadRequest, shown: int) -> None:
+        """Return None, too."""
+
     async def read_backward(
         self, name: str, request: BackwardRequest, wanted: Filter | None
     ) -> BackwardPage:

@@ -81,6 +81,22 @@ SEALED: Final[list[Guard]] = [
             "if not self._lock.acquire(blocking=False):",
             "if not self._lock.acquire(timeout=1):",
         ),
+        (
+            "no thread waits for the end of a read at once",
+            "            return handle.file.pread_now(length, offset)\n",
+            "            with self._lock:\n"
+            "                return handle.file.pread_now(length, offset)\n",
+        ),
+        (
+            "a file that is read at once is not closed",
+            "return self.users == 0 and not self.is_read_now",
+            "return self.users == 0",
+        ),
+        (
+            "a file that is dropped during a read at once is closed afterwards",
+            "                self._close_dropped(handle)\n",
+            "                pass\n",
+        ),
     ),
     *guards(
         "wal/fs.py",
@@ -96,14 +112,40 @@ SEALED: Final[list[Guard]] = [
         "unit/engine/read/test_segment_reader_now.py",
         (
             "a page reads eight groups at once at most",
-            "self._segments.read_now(*at, bytes_left) if groups_left >= 0 else None",
-            "self._segments.read_now(*at, bytes_left)",
+            "if groups_left < 0:",
+            "if groups_left < -99:",
         ),
         (
             "the groups of a page share its bound of bytes",
-            "                bytes_left -= len(block.body)\n",
+            "                    bytes_left -= read\n",
             "",
         ),
+        (
+            "objects are preferred to blocks in memory",
+            "may_be_kept = not (may_be_json and fetch.is_group)",
+            "may_be_kept = True",
+        ),
+        (
+            "blocks in memory are used where there are no objects",
+            "together = self._uncached(topic_id, together, fetched)",
+            "pass",
+        ),
+        (
+            "objects that were read beside a mend are not used",
+            "if parts is None or mended != self._mended else page_of_parts",
+            "if parts is None else page_of_parts",
+        ),
+        (
+            "a segment whose objects cannot be read is left to the other way",
+            "                except StorageError:\n                    return None\n"
+            "                if objects",
+            "                except ZeroDivisionError:\n                    return None\n"
+            "                if objects",
+        ),
+    ),
+    *guards(
+        "engine/read/page_parts.py",
+        "unit/engine/read/test_segment_reader_now.py",
         (
             "only rows that follow each other are one piece",
             "return both and before[-1] + 1 == rows[0]",

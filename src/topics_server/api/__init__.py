@@ -17,6 +17,7 @@ body.
 - `watch/`: watch sessions over server-sent events (§7), and the delivery all streams share.
 - `websocket/`: the WebSocket route (§7).
 - `access_log`: per-route metrics and the access log line of every response.
+- `api_settings`: the settings that handlers read.
 - `application`: the application: Starlette over the table of routes.
 - `context`: what every handler gets: settings, store, services, server phase.
 - `direct`: the direct path: hot routes answered from the parser's callback, without a task.

@@ -194,6 +194,15 @@ class SegmentsPort(Protocol):
         """
         ...
 
+    def read_json(
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        """*Blocking.* What `read_json_now` returns, also if it takes a wait for the disk.
+
+        Raises `StorageError`. Returns None for rows with damage: `read` reports it.
+        """
+        ...
+
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int
     ) -> list[Block]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import cast
+
 import msgspec
 import pytest
 
@@ -21,11 +25,13 @@ from tests.storage.segments.test_segments import (
     opened,
     two_segments,
 )
-from topics_server.values.errors import Corrupt, Damaged
+from topics_server.values.blocks import Block
+from topics_server.values.errors import Corrupt, Damaged, StorageError
 from topics_server.values.json_cache import DATA, META, TAGS, render_block
 from topics_server.values.limits import MIB
 from topics_server.wal.format.json_objects import GROUP_RECORDS
 from topics_server.wal.format.segment import DATA_HEADER_BYTES
+from topics_server.wal.fs import File
 from topics_server.wal.segments.store import SealedSegments
 
 ALL = range(COUNT)
@@ -107,6 +113,57 @@ def test_the_lock_is_asked_without_a_wait(
     assert segments.read_now(TOPIC, 1, ALL, MIB) is not None
 
 
+class _During:
+    """A file during whose read another thread runs a call to its end."""
+
+    def __init__(self, file: File, call: Callable[[], object]) -> None:
+        self._file = file
+        self._call = call
+        self.is_closed = False
+
+    def pread_now(self, length: int, offset: int) -> bytes | None:
+        thread = threading.Thread(target=self._call)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "the thread waits for the end of this read"
+        assert not self.is_closed
+        return self._file.pread_now(length, offset)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._file.close()
+
+
+def _during(segments: SealedSegments, call: Callable[[], object]) -> _During:
+    """Run `call` in another thread during the next read of segment 1 at once."""
+    handle = segments._file_handles._open[TOPIC, 1]
+    file = _During(handle.file, call)
+    handle.file = cast(File, file)
+    return file
+
+
+def test_threads_read_other_files_meanwhile(segments: SealedSegments) -> None:
+    found: list[Block] = []
+    _during(segments, lambda: found.append(segments.read(TOPIC, 2, 8, 9)))
+    assert segments.read_now(TOPIC, 1, ALL, MIB) == sample_block(1, COUNT)
+    assert found == [sample_block(COUNT + 9, 1)]
+
+
+def test_a_file_that_is_dropped_meanwhile_is_closed_afterwards(segments: SealedSegments) -> None:
+    file = _during(segments, lambda: segments._file_handles.drop((TOPIC, 1)))
+    assert segments.read_now(TOPIC, 1, ALL, MIB) == sample_block(1, COUNT)
+    assert file.is_closed
+
+
+def test_a_file_is_not_closed_meanwhile_to_open_another_one(segments: SealedSegments) -> None:
+    file = _during(segments, segments._file_handles.close)
+    assert segments.read_now(TOPIC, 1, ALL, MIB) == sample_block(1, COUNT)
+    assert list(segments._file_handles._open) == [(TOPIC, 1)], "the other one is closed"
+    assert not file.is_closed
+    segments._file_handles.close()
+    assert file.is_closed
+
+
 def test_no_more_bytes_are_read_than_asked_for(segments: SealedSegments) -> None:
     columns = segments._topic(TOPIC).index(2).columns()
     start, end = columns.span(0, COUNT)
@@ -170,6 +227,34 @@ def test_objects_in_memory_are_the_json_of_a_read(many: SealedSegments, rows: ra
     assert found.rows(3, 20) == json_of(1 + rows.start + 3, 18)
     last = len(rows) - 1
     assert found.rows(last, last) == json_of(1 + rows.stop - 1, 1)
+
+
+@pytest.mark.parametrize("rows", [range(MANY), range(256), range(256, 512), range(5)])
+def test_objects_on_the_disk_are_those_in_memory(disk: FakeDisk, rows: range) -> None:
+    segments = opened(disk)
+    segments.put(sample_plan(1, 1, MANY), sample_facts())
+    segments = opened(disk)
+    listed(segments)
+    disk.is_cached = False
+    for shown in (DATA, DATA | META, ALL_MEMBERS, DATA | TAGS):
+        found = segments.read_json(TOPIC, 1, rows, MIB, shown)
+        disk.is_cached = True
+        assert found == segments.read_json_now(TOPIC, 1, rows, MIB, shown)
+        assert (found is None) == (rows.stop == 5 or shown == DATA | TAGS)
+        disk.is_cached = False
+    start, end = segments._topic(TOPIC).index(1).columns().span(0, 256)
+    assert segments.read_json(TOPIC, 1, range(256), end - start - 1, DATA) is None
+
+
+def test_damaged_objects_on_the_disk_are_none(disk: FakeDisk, many: SealedSegments) -> None:
+    at = many._topic(TOPIC).index(1).columns().record_end(300) - 1
+    disk.corrupt(f"{HOT_FOLDER}/0000000001.data", at, 0x20)
+    disk.is_cached = False
+    assert many.read_json(TOPIC, 1, range(256, 512), MIB, ALL_MEMBERS) is None
+    assert many.read_json(TOPIC, 1, range(256), MIB, ALL_MEMBERS) is not None
+    many.drop(TOPIC, [1], sample_facts())
+    with pytest.raises(StorageError):
+        many.read_json(TOPIC, 1, range(256), MIB, ALL_MEMBERS)
 
 
 @pytest.mark.parametrize("shown", [DATA, DATA | META])

@@ -189,7 +189,7 @@ class ListSegments:
         self.fault: StorageError | None = None
         self.damaged: dict[tuple[int, int], tuple[int, int]] = {}
         self.damaged_indexes: set[tuple[int, int]] = set()
-        self.reads = 0
+        self.reads = self.json_reads = 0
         # Whether `read_now` returns rows.
         self.is_in_memory = False
         # Called once, in the middle of the next job: events on the loop meanwhile.
@@ -256,6 +256,16 @@ class ListSegments:
         block = self.read_now(topic_id, segment_id, rows, most)
         if block is None or block.kinds.strip(b"\0"):
             return None
+        return render_block(block, shown)
+
+    def read_json(
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        block = self._index(topic_id, segment_id).read(rows.start, rows.stop)
+        is_sound = (topic_id, segment_id) not in self.damaged
+        if not is_sound or block.kinds.strip(b"\0") or len(block.body) > most:
+            return None
+        self.json_reads += 1
         return render_block(block, shown)
 
     def read_rows(

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from topics_server.api.context import ApiSettings
+from topics_server.api.api_settings import ApiSettings
 from topics_server.api.messages.read_queries import filter_of, whole_number
 from topics_server.api.messages.requests import query_bool
 from topics_server.api.messages.times import point_in_time

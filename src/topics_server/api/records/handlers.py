@@ -205,28 +205,41 @@ def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any,
     if state.throttle.is_active and not state.throttle.passes(request.name):
         return _diff_in_turn(state, request)
     asked, shown = _asked_diff(state, request)
+    page: Page | JsonPage | None = None
     if asked.read_as is None:
         page = store.read_json(request.name, asked, shown)
         if page is not None and not (asked.wait_ms and page.is_empty):
             return Response(200, b"", pieces=_page(state, request, page, shown))
-    return _diff_slowly(state, request, asked, shown)
+    return _diff_slowly(state, request, asked, shown, page)
 
 
 async def _diff_in_turn(state: ServerState, request: Request) -> Response:
     """A diff that waits for its turn under pressure."""
     request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
-    return await _diff_slowly(state, request, *_asked_diff(state, request))
+    asked, shown = _asked_diff(state, request)
+    page: Page | JsonPage | None = None
+    if asked.read_as is None:
+        page = admit(state).read_json(request.name, asked, shown)
+    return await _diff_slowly(state, request, asked, shown, page)
 
 
 async def _diff_slowly(
-    state: ServerState, request: Request, asked: ReadRequest, shown: int
+    state: ServerState,
+    request: Request,
+    asked: ReadRequest,
+    shown: int,
+    page: Page | JsonPage | None,
 ) -> Response:
-    """A diff that waits: for a consumer's position, for the disk, or for records to come."""
+    """A diff that waits: for a consumer's position, for the disk, or for records to come.
+
+    `page`: what `read_json` returned.
+    """
     store = admit(state)
-    page: Page | JsonPage | None = None
     if asked.read_as is not None:
         asked = await _for_consumer(state, request, asked, asked.read_as)
         page = store.read_json(request.name, asked, shown)
+    if page is None:
+        page = await store.read_json_soon(request.name, asked, shown)
     if page is None or (asked.wait_ms and page.is_empty):
         reading = store.read(request.name, asked)
         page = await (held_by(request, reading) if asked.wait_ms else reading)

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from topics_server.engine.answers import JsonPage, JsonPiece, Page, Piece
+from topics_server.engine.answers import JsonPage, Page, Piece
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.ports import SegmentsPort
@@ -26,13 +26,13 @@ from topics_server.engine.read.page import (
     SealedPiece,
     complete,
     page_of,
-    shifted,
 )
+from topics_server.engine.read.page_parts import Parts, page_of_parts
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
-from topics_server.values.columns.json_rows import DATA, JsonBlock
+from topics_server.values.columns.json_rows import DATA
 from topics_server.values.errors import Damaged, StorageError
 from topics_server.values.limits import (
     BLOCK_CACHE_BYTES_MAX,
@@ -50,6 +50,8 @@ _GROUPS_NOW: Final = 8
 _BYTES_NOW: Final = MIB
 # The same for JSON objects, which are neither unpacked nor rendered.
 _OBJECT_BYTES_NOW: Final = 4 * MIB
+# The maximum of a page that a worker thread reads: its groups have more than its records.
+_OBJECT_BYTES_MAX: Final = 2 * PAGE_BYTES_MAX
 
 
 def _kind_of(fetch: Fetch) -> tuple[int, bool]:
@@ -68,7 +70,8 @@ def _adjacent(fetches: Sequence[Fetch]) -> Iterable[list[Fetch]]:
             yield together
             together = []
         together.append(fetch)
-    yield together
+    if together:
+        yield together
 
 
 def _parts(block: Block, fetches: Sequence[Fetch]) -> dict[Fetch, Block]:
@@ -80,51 +83,6 @@ def _parts(block: Block, fetches: Sequence[Fetch]) -> dict[Fetch, Block]:
         fetch: slice_block(block, fetch.first_row - first, fetch.end_row - first)
         for fetch in fetches
     }
-
-
-_AnyPiece = Piece | JsonPiece
-
-
-def _joined(
-    plan: PagePlan,
-    fetched: Mapping[Fetch, Block],
-    parts: Mapping[Fetch, tuple[Block | JsonBlock, int]],
-) -> Iterable[_AnyPiece]:
-    """The pieces of a page; rows of one block that follow each other are one piece.
-
-    `parts`: the block that a fetch is part of, and the row at which it begins there.
-    """
-    last: _AnyPiece | None = None
-    for planned in plan.pieces:
-        piece: _AnyPiece
-        if isinstance(planned, Piece):
-            piece = planned
-        elif (part := parts.get(planned.fetch)) is None:
-            piece = Piece(fetched[planned.fetch], planned.rows)
-        else:
-            block, first = part
-            rows = shifted(planned.rows, -first)
-            is_next = last is not None and last.block is block and _follows(last.rows, rows)
-            if last is not None and is_next:
-                rows = range(last.rows[0], rows[-1] + 1)
-            elif last is not None:
-                yield last
-            if isinstance(block, JsonBlock):
-                last = JsonPiece(block, rows)
-            else:
-                last = Piece(block, rows, is_kept=False)
-            continue
-        if last is not None:
-            yield last
-        last = piece
-    if last is not None:
-        yield last
-
-
-def _follows(before: Sequence[int], rows: Sequence[int]) -> bool:
-    """Whether two unbroken ranges of rows are one together."""
-    both = isinstance(before, range) and isinstance(rows, range)
-    return both and before[-1] + 1 == rows[0]
 
 
 class Fetcher:
@@ -163,16 +121,18 @@ class Fetcher:
 
         Groups that follow each other are one block of the page, and are kept as parts of it.
         `shown`: if the caller renders `DATA`, the members that it renders. Then rows may be JSON
-        objects, which are not kept.
+        objects, which are not kept. Objects are preferred to kept blocks, whose records would have
+        to be rendered.
         """
-        topic_id = topic.topic_id
+        topic_id, may_be_json = topic.topic_id, bool(shown & DATA)
         pieces: list[Piece] = []
         fetched: dict[Fetch, Block] = {}
         missing: list[Fetch] = []
         for piece in plan.pieces:
             if isinstance(piece, SealedPiece):
                 fetch = piece.fetch
-                block = self._cached(topic_id, fetch)
+                may_be_kept = not (may_be_json and fetch.is_group)
+                block = self._cached(topic_id, fetch) if may_be_kept else None
                 if block is not None:
                     fetched[fetch] = block
                     piece = Piece(block, piece.rows)
@@ -185,13 +145,38 @@ class Fetcher:
         if not missing:
             return page_of(plan, pieces)
         parts = self._parts_now(topic_id, missing, fetched, shown)
-        if parts is None:
+        return None if parts is None else page_of_parts(plan, fetched, parts)
+
+    async def read_json(self, topic: Topic, plan: PagePlan, shown: int) -> Page | JsonPage | None:
+        """The page of a plan with JSON objects, which a worker thread reads.
+
+        For a page that `read_now` does not find in memory; `shown` as there. None if rows of the
+        page cannot be JSON objects or cannot be read: `complete` reads them and reports damage.
+        """
+        wanted = plan.fetches()
+        if not (wanted and shown & DATA and all(fetch.is_group for fetch in wanted)):
             return None
-        found = list(_joined(plan, fetched, parts))
-        blocks = [piece for piece in found if isinstance(piece, Piece)]
-        if len(blocks) == len(found):
-            return page_of(plan, blocks)
-        return JsonPage(found, page_of(plan, []))
+        mended = self._mended
+        parts = await self._offload.run(partial(self._objects, topic.topic_id, wanted, shown))
+        return None if parts is None or mended != self._mended else page_of_parts(plan, {}, parts)
+
+    def _objects(self, topic_id: int, groups: Sequence[Fetch], shown: int) -> Parts | None:
+        """*Blocking.* The groups of a page as JSON objects, see `_joined`; None if one has none."""
+        bytes_left = _OBJECT_BYTES_MAX
+        parts: Parts = {}
+        for _, same in groupby(groups, _kind_of):
+            for together in _adjacent(list(same)):
+                segment_id, first_row = together[0].segment_id, together[0].first_row
+                at = topic_id, segment_id, range(first_row, together[-1].end_row)
+                try:
+                    objects = self._segments.read_json(*at, bytes_left, shown)
+                except StorageError:
+                    return None
+                if objects is None:
+                    return None
+                bytes_left -= len(objects.body)
+                parts |= {fetch: (objects, fetch.first_row - first_row) for fetch in together}
+        return parts
 
     def _parts_now(
         self,
@@ -199,13 +184,13 @@ class Fetcher:
         missing: Sequence[Fetch],
         fetched: dict[Fetch, Block],
         shown: int,
-    ) -> dict[Fetch, tuple[Block | JsonBlock, int]] | None:
-        """The groups of a page that are not cached, see `_joined`; None if a read would wait.
+    ) -> Parts | None:
+        """Groups of a page that are not looked for in the cache yet; None if a read would wait.
 
-        Adds the groups that are read alone to `fetched`.
+        Adds those that are cached, or read alone, to `fetched`.
         """
         bytes_left, groups_left, object_bytes_left = _BYTES_NOW, _GROUPS_NOW, _OBJECT_BYTES_NOW
-        parts: dict[Fetch, tuple[Block | JsonBlock, int]] = {}
+        parts: Parts = {}
         for _, same in groupby(missing, _kind_of):
             for together in _adjacent(list(same)):
                 segment_id, first_row = together[0].segment_id, together[0].first_row
@@ -213,25 +198,58 @@ class Fetcher:
                 objects = None
                 if shown & DATA:
                     objects = self._segments.read_json_now(*at, object_bytes_left, shown)
+                    if objects is None:
+                        together = self._uncached(topic_id, together, fetched)
                 if objects is not None:
                     object_bytes_left -= len(objects.body)
                     parts |= {fetch: (objects, fetch.first_row - first_row) for fetch in together}
                     continue
-                groups_left -= len(together)
-                block = self._segments.read_now(*at, bytes_left) if groups_left >= 0 else None
-                if block is None:
-                    return None
-                bytes_left -= len(block.body)
-                if len(together) == 1:
-                    fetched[together[0]] = block
-                    self._keep(topic_id, together[0], block)
-                    continue
-                for fetch in together:
-                    first, end = fetch.first_row - first_row, fetch.end_row - first_row
-                    key = topic_id, segment_id, fetch.first_row
-                    self._cache.put(key, BlockPart(block, first, end))
-                    parts[fetch] = block, first
+                for run in _adjacent(together):
+                    groups_left -= len(run)
+                    if groups_left < 0:
+                        return None
+                    read = self._blocks_now(topic_id, run, bytes_left, fetched, parts)
+                    if read is None:
+                        return None
+                    bytes_left -= read
         return parts
+
+    def _uncached(
+        self, topic_id: int, groups: Sequence[Fetch], fetched: dict[Fetch, Block]
+    ) -> list[Fetch]:
+        """The groups that are not cached; adds the other ones to `fetched`."""
+        found: list[Fetch] = []
+        for fetch in groups:
+            block = self._cached(topic_id, fetch)
+            if block is None:
+                found.append(fetch)
+            else:
+                fetched[fetch] = block
+        return found
+
+    def _blocks_now(
+        self,
+        topic_id: int,
+        groups: Sequence[Fetch],
+        most: int,
+        fetched: dict[Fetch, Block],
+        parts: Parts,
+    ) -> int | None:
+        """Read groups that follow each other; returns their bytes, None if a read would wait."""
+        segment_id, first_row = groups[0].segment_id, groups[0].first_row
+        rows = range(first_row, groups[-1].end_row)
+        block = self._segments.read_now(topic_id, segment_id, rows, most)
+        if block is None:
+            return None
+        if len(groups) == 1:
+            fetched[groups[0]] = block
+            self._keep(topic_id, groups[0], block)
+            return len(block.body)
+        for fetch in groups:
+            first, end = fetch.first_row - first_row, fetch.end_row - first_row
+            self._cache.put((topic_id, segment_id, fetch.first_row), BlockPart(block, first, end))
+            parts[fetch] = block, first
+        return len(block.body)
 
     def _cached(self, topic_id: int, fetch: Fetch) -> Block | None:
         if not fetch.is_group:

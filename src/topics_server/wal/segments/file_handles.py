@@ -16,12 +16,18 @@ from topics_server.wal.fs import File, Fs
 
 
 class _Handle:
-    __slots__ = ("dropped", "file", "users")
+    __slots__ = ("dropped", "file", "is_read_now", "users")
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.users = 0
+        # Whether the loop's thread reads it, which only that thread changes.
+        self.is_read_now = False
         self.dropped = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.users == 0 and not self.is_read_now
 
 
 class FileHandles:
@@ -47,7 +53,12 @@ class FileHandles:
             self._release(handle)
 
     def read_now(self, key: Hashable, length: int, offset: int) -> bytes | None:
-        """Bytes of a file that is open; None if they are not in memory, or a file is opened."""
+        """Bytes of a file that is open; None if they are not in memory, or a file is opened.
+
+        For one thread, that of the loop. It does not hold the lock while it reads: worker threads
+        would wait for the lock, then hold it until they get the interpreter back, and each of the
+        loop's next reads would find it taken.
+        """
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -55,9 +66,15 @@ class FileHandles:
             if handle is None:
                 return None
             self._open.move_to_end(key)
-            return handle.file.pread_now(length, offset)
+            handle.is_read_now = True
         finally:
             self._lock.release()
+        try:
+            return handle.file.pread_now(length, offset)
+        finally:
+            handle.is_read_now = False
+            if handle.dropped:
+                self._close_dropped(handle)
 
     def drop(self, key: Hashable) -> None:
         """Close the file of `key` once no thread reads it; the next lease opens it again."""
@@ -65,8 +82,13 @@ class FileHandles:
             handle = self._open.pop(key, None)
             if handle is not None:
                 handle.dropped = True
-                if handle.users == 0:
+                if handle.is_idle:
                     handle.file.close()
+
+    def _close_dropped(self, handle: _Handle) -> None:
+        with self._lock:
+            if handle.is_idle:
+                handle.file.close()
 
     def close(self) -> None:
         """Close all idle files."""
@@ -101,13 +123,13 @@ class FileHandles:
         with self._lock:
             handle.users -= 1
             assert handle.users >= 0
-            if handle.dropped and handle.users == 0:
+            if handle.dropped and handle.is_idle:
                 handle.file.close()
 
     def _evict(self, keep: int) -> None:
         if len(self._open) <= keep:
             return
-        for key in [key for key, handle in self._open.items() if handle.users == 0]:
+        for key in [key for key, handle in self._open.items() if handle.is_idle]:
             if len(self._open) <= keep:
                 break
             self._open.pop(key).file.close()

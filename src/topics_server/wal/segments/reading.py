@@ -12,6 +12,7 @@ from topics_server.values.blocks import Block
 from topics_server.values.columns.json_rows import JsonBlock
 from topics_server.values.errors import Corrupt, Damaged
 from topics_server.values.model import TagMatch
+from topics_server.wal.format.segment import SegmentColumns
 from topics_server.wal.format.segment_blocks import (
     unpack_block,
     unpack_json,
@@ -22,6 +23,18 @@ from topics_server.wal.segments.file_handles import FileHandles
 from topics_server.wal.segments.index import SealedColumns
 from topics_server.wal.segments.maps import IndexMaps
 from topics_server.wal.segments.topic_manifest import TopicManifest
+
+
+def _json_span(
+    index: SealedColumns, rows: range, most: int
+) -> tuple[SegmentColumns, int, int] | None:
+    """`SealedColumns.span_now` for rows that are JSON objects; None for other rows, too."""
+    span = index.span_now(rows, most)
+    if span is None:
+        return None
+    columns, _, _ = span
+    # The groups of a segment with damaged rows may begin and end anywhere.
+    return span if columns.is_json and columns.are_groups(rows) else None
 
 
 class SegmentReads:
@@ -101,18 +114,32 @@ class SegmentReads:
     ) -> JsonBlock | None:
         """See `ports.Segments.read_json_now`."""
         index = self._topic(topic_id).indexes.get(segment_id)
-        span = None if index is None else index.span_now(rows, most)
+        span = None if index is None else _json_span(index, rows, most)
         if span is None:
             return None
         columns, start, size = span
-        # The groups of a segment with damaged rows may begin and end anywhere.
-        if not (columns.is_json and columns.are_groups(rows)):
-            return None
         data = self._file_handles.read_now((topic_id, segment_id), size, start)
         try:
             return None if data is None else unpack_json(data, columns, rows, shown)
         except Corrupt:
             return None
+
+    def read_json(
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        """See `ports.Segments.read_json`."""
+        topic = self._topic(topic_id)
+        index = topic.index(segment_id)
+        index.columns()  # maps them
+        span = _json_span(index, rows, most)
+        if span is None:
+            return None
+        columns, start, size = span
+        with self._file_handles.lease(
+            (topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
+        ) as file:
+            data = file.pread(size, start)
+        return unpack_json(data, columns, rows, shown)
 
     def read_rows(
         self, topic_id: int, segment_id: int, rows: Sequence[int], max_bytes: int

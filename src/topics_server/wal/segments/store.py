@@ -103,13 +103,9 @@ class SealedSegments:
         reads = self._reads = SegmentReads(
             self._file_handles, self._maps, self._topic, self._index_files.mend
         )
-        self.read, self.read_now, self.read_json_now, self.read_rows, self.find_tags = (
-            reads.read,
-            reads.read_now,
-            reads.read_json_now,
-            reads.read_rows,
-            reads.find_tags,
-        )
+        self.read, self.read_now = reads.read, reads.read_now
+        self.read_json, self.read_json_now = reads.read_json, reads.read_json_now
+        self.read_rows, self.find_tags = reads.read_rows, reads.find_tags
         self._roots_synced = False
         self._safe_roots: Final[set[str]] = set()
 

@@ -13,6 +13,7 @@ from topics_server.engine.answers import JsonPage, JsonPiece, Page, Piece, ReadR
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block
 from topics_server.values.columns.json_rows import JsonBlock
+from topics_server.values.errors import StorageError
 from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.limits import BLOCK_RECORDS_MAX, MIB, PAGE_BYTES_MAX
 from topics_server.values.model import TagMatch
@@ -207,6 +208,11 @@ class JsonBench(Bench):
     ) -> Page | JsonPage | None:
         return self.rig.store.read_json("t", ReadRequest(from_seq, limit, max_bytes), SHOWN)
 
+    async def soon(self, from_seq: int, limit: int) -> Page | JsonPage | None:
+        """The same off the loop, from the disk."""
+        asked = ReadRequest(from_seq, limit, PAGE_BYTES_MAX)
+        return await self.rig.store.read_json_soon("t", asked, SHOWN)
+
 
 @pytest.mark.parametrize(
     ("from_seq", "limit"), [(0, 5), (0, 1000), (100, 1000), (255, 300), (1000, 700), (1020, 50)]
@@ -234,16 +240,77 @@ async def test_objects_are_read_together_and_not_kept() -> None:
     assert bench.blocks == 0
 
 
-async def test_blocks_in_memory_are_served_beside_objects() -> None:
+async def test_objects_are_preferred_to_blocks_in_memory() -> None:
     bench = JsonBench()
     await bench.fill()
     # Another reader has read one group in the middle.
     assert bench.direct(256, 256) is not None
     page = bench.as_json(0, 1000)
     assert isinstance(page, JsonPage)
-    kinds = [type(piece) for piece in page.pieces]
-    assert kinds == [JsonPiece, Piece, JsonPiece]
+    assert [type(piece) for piece in page.pieces] == [JsonPiece]
     assert rendered(page) == rendered(await bench.plain(0, 1000))
+
+
+async def test_blocks_in_memory_are_served_where_there_are_no_objects() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    bench.segments.read_json_now = lambda *_: None  # type: ignore[method-assign]
+    assert bench.direct(256, 256) is not None
+    bench.blocks = 0
+    page = bench.as_json(0, 768)
+    assert isinstance(page, Page)
+    assert [len(piece.rows) for piece in page.pieces] == [256, 256, 256]
+    assert bench.blocks == 2, "the groups before and after it"
+    assert rendered(page) == rendered(await bench.plain(0, 768))
+    # All groups are kept now.
+    bench.segments.is_in_memory = False
+    assert rendered(bench.as_json(0, 768)) == rendered(page)
+
+
+async def test_objects_on_the_disk_are_read_off_the_loop_and_not_kept() -> None:
+    bench = JsonBench()
+    topic = await bench.fill()
+    bench.segments.is_in_memory = False
+    assert bench.as_json(100, 1000) is None
+    bench.blocks = 0
+    for reads in (2, 4):
+        page = await bench.soon(100, 1000)
+        assert isinstance(page, JsonPage)
+        assert [piece.rows for piece in page.pieces] == [range(100, 1024), range(76)]
+        assert rendered(page) == rendered(await bench.plain(100, 1000))
+        assert bench.segments.json_reads == reads, "one for each segment"
+    assert (bench.blocks, bench.segments.reads) == (0, 0)
+    # Records in memory follow them.
+    await bench.rig.append("t", {"records": [{"data": "new"}]})
+    page = await bench.soon(RECORDS - 3, 10)
+    assert isinstance(page, JsonPage)
+    assert [type(piece) for piece in page.pieces] == [JsonPiece, Piece]
+    # A page without a sealed record, and one with damage, are left to the other way.
+    assert await bench.soon(RECORDS, 10) is None
+    bench.segments.damaged[topic.topic_id, min(bench.segments.kept[1])] = (3, 3)
+    assert await bench.soon(0, 10) is None
+
+
+async def test_a_segment_that_cannot_be_read_is_left_to_the_other_way() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    bench.segments.fault = StorageError("the disk does not answer")
+    assert await bench.soon(0, 10) is None
+
+
+async def test_objects_that_were_read_beside_a_mend_are_not_used() -> None:
+    bench = JsonBench()
+    topic = await bench.fill()
+    plain = bench.segments.read_json
+
+    def beside_a_mend(
+        topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        bench.rig.fetcher.forget(topic.topic_id, segment_id)
+        return plain(topic_id, segment_id, rows, most, shown)
+
+    bench.segments.read_json = beside_a_mend  # type: ignore[method-assign]
+    assert await bench.soon(0, 10) is None
 
 
 async def test_records_in_memory_follow_objects() -> None:
