@@ -103,8 +103,8 @@ SEALED: Final[list[Guard]] = [
         "storage/test_fs.py",
         (
             "bytes of which some are not in memory are not served",
-            "return bytes(data) if found == length else None",
-            "return bytes(data)",
+            "return data if found == length else None",
+            "return data",
         ),
     ),
     *guards(
@@ -126,6 +126,16 @@ SEALED: Final[list[Guard]] = [
             "may_be_kept = True",
         ),
         (
+            "objects of a mended segment are forgotten",
+            "        self._objects.forget(topic_id, segment_id)\n",
+            "",
+        ),
+        (
+            "objects are kept with the members that they have",
+            "key = topic_id, segment_id, rows.start, rows.stop, shown\n",
+            "key = topic_id, segment_id, rows.start, rows.stop, 0\n",
+        ),
+        (
             "blocks in memory are used where there are no objects",
             "together = self._uncached(topic_id, together, fetched)",
             "pass",
@@ -141,6 +151,20 @@ SEALED: Final[list[Guard]] = [
             "                if objects",
             "                except ZeroDivisionError:\n                    return None\n"
             "                if objects",
+        ),
+    ),
+    *guards(
+        "engine/read/object_cache.py",
+        "unit/engine/read/test_object_cache.py",
+        (
+            "a walk keeps no objects",
+            "if key not in self._seen:",
+            "if False:",
+        ),
+        (
+            "the cache of objects has a bound",
+            "while self.held_bytes > self.max_bytes:",
+            "while False:",
         ),
     ),
     *guards(

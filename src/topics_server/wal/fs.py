@@ -18,6 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+import numpy as np
+
 from topics_server.values.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 
 Buffer = bytes | bytearray | memoryview
@@ -62,7 +64,7 @@ class File(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
         ...
 
-    def pread_now(self, length: int, offset: int) -> bytes | None:
+    def pread_now(self, length: int, offset: int) -> bytes | memoryview | None:
         """`length` bytes if they are in memory; None if the read would wait, or fails."""
         ...
 
@@ -265,15 +267,16 @@ class OsFile:
             raise storage_error(error, self.path) from error
         return data
 
-    def pread_now(self, length: int, offset: int) -> bytes | None:
+    def pread_now(self, length: int, offset: int) -> bytes | memoryview | None:
         """See `File.pread_now`."""
-        data = bytearray(length)
+        # Unlike a `bytearray` it is not filled with zeros first.
+        data = np.empty(length, np.uint8).data
         try:
             # Not all file systems support it, and macOS does not.
             found = os.preadv(self._fd, [data], offset, os.RWF_NOWAIT)
         except (OSError, AttributeError):
             return None
-        return bytes(data) if found == length else None
+        return data if found == length else None
 
     def sync(self) -> None:
         """See `File.sync`."""

@@ -121,7 +121,7 @@ class _During:
         self._call = call
         self.is_closed = False
 
-    def pread_now(self, length: int, offset: int) -> bytes | None:
+    def pread_now(self, length: int, offset: int) -> bytes | memoryview | None:
         thread = threading.Thread(target=self._call)
         thread.start()
         thread.join(10)
@@ -205,7 +205,7 @@ MANY = 2 * GROUP_RECORDS + 30
 
 
 def json_of(first_seq: int, count: int, shown: int = ALL_MEMBERS) -> bytes:
-    return render_block(sample_block(first_seq, count), shown).body
+    return bytes(render_block(sample_block(first_seq, count), shown).body)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.ports import SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache, BlockPart
 from topics_server.engine.read.filtered import READ_TOGETHER, Search, search_segment
+from topics_server.engine.read.object_cache import ObjectCache
 from topics_server.engine.read.page import (
     FEW_ROWS,
     Fetch,
@@ -32,12 +33,13 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
-from topics_server.values.columns.json_rows import DATA
+from topics_server.values.columns.json_rows import DATA, JsonBlock
 from topics_server.values.errors import Damaged, StorageError
 from topics_server.values.limits import (
     BLOCK_CACHE_BYTES_MAX,
     BLOCK_RECORDS_MAX,
     MIB,
+    OBJECT_CACHE_BYTES_MAX,
     PAGE_BYTES_MAX,
 )
 from topics_server.values.model import TagMatch
@@ -93,6 +95,7 @@ class Fetcher:
         self._segments = segments
         self._offload = offload
         self._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
+        self._objects = ObjectCache(OBJECT_CACHE_BYTES_MAX)
         # Called when damage was found in a topic: the topic's next capture must include the damage.
         self.on_moved: list[Callable[[int], None]] = []
         # Called with topic and segment when damage was found or a file could not be read.
@@ -121,8 +124,7 @@ class Fetcher:
 
         Groups that follow each other are one block of the page, and are kept as parts of it.
         `shown`: if the caller renders `DATA`, the members that it renders. Then rows may be JSON
-        objects, which are not kept. Objects are preferred to kept blocks, whose records would have
-        to be rendered.
+        objects. These are preferred to kept blocks, whose records would have to be rendered.
         """
         topic_id, may_be_json = topic.topic_id, bool(shown & DATA)
         pieces: list[Piece] = []
@@ -157,10 +159,10 @@ class Fetcher:
         if not (wanted and shown & DATA and all(fetch.is_group for fetch in wanted)):
             return None
         mended = self._mended
-        parts = await self._offload.run(partial(self._objects, topic.topic_id, wanted, shown))
+        parts = await self._offload.run(partial(self._read_objects, topic.topic_id, wanted, shown))
         return None if parts is None or mended != self._mended else page_of_parts(plan, {}, parts)
 
-    def _objects(self, topic_id: int, groups: Sequence[Fetch], shown: int) -> Parts | None:
+    def _read_objects(self, topic_id: int, groups: Sequence[Fetch], shown: int) -> Parts | None:
         """*Blocking.* The groups of a page as JSON objects, see `_joined`; None if one has none."""
         bytes_left = _OBJECT_BYTES_MAX
         parts: Parts = {}
@@ -197,7 +199,7 @@ class Fetcher:
                 at = topic_id, segment_id, range(first_row, together[-1].end_row)
                 objects = None
                 if shown & DATA:
-                    objects = self._segments.read_json_now(*at, object_bytes_left, shown)
+                    objects = self._objects_now(*at, object_bytes_left, shown)
                     if objects is None:
                         together = self._uncached(topic_id, together, fetched)
                 if objects is not None:
@@ -213,6 +215,17 @@ class Fetcher:
                         return None
                     bytes_left -= read
         return parts
+
+    def _objects_now(
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+    ) -> JsonBlock | None:
+        key = topic_id, segment_id, rows.start, rows.stop, shown
+        objects = self._objects.get(key)
+        if objects is None:
+            objects = self._segments.read_json_now(topic_id, segment_id, rows, most, shown)
+            if objects is not None:
+                self._objects.note(key, objects)
+        return objects
 
     def _uncached(
         self, topic_id: int, groups: Sequence[Fetch], fetched: dict[Fetch, Block]
@@ -304,9 +317,10 @@ class Fetcher:
         return None if mended != self._mended else complete(plan, fetched)
 
     def forget(self, topic_id: int, segment_id: int) -> None:
-        """Discard all blocks of a mended segment that were read before."""
+        """Discard all blocks and objects of a mended segment that were read before."""
         self._mended += 1
         self._cache.forget(topic_id, segment_id)
+        self._objects.forget(topic_id, segment_id)
 
     def _read_all(self, topic_id: int, wanted: Sequence[Fetch]) -> dict[Fetch, Block]:
         """*Blocking.* The blocks of a page, up to the first one whose read fails."""

@@ -37,7 +37,7 @@ class JsonBlock(msgspec.Struct, frozen=True, gc=False):
     is, or the end of the bytes.
     """
 
-    body: bytes
+    body: bytes | memoryview
     offsets: array[int]
 
     def rows(self, first: int, last: int) -> bytes | memoryview:

@@ -129,7 +129,9 @@ def _wrong_rows(
     return np.flatnonzero(np.frombuffer(found, ">u8") != expected)
 
 
-def unpack_json(data: bytes, columns: SegmentColumns, rows: range, shown: int) -> JsonBlock | None:
+def unpack_json(
+    data: bytes | memoryview, columns: SegmentColumns, rows: range, shown: int
+) -> JsonBlock | None:
     """The objects of these rows, from exactly their range of `.data`.
 
     `shown`: their members, see `json_rows`. None if a checksum fails, or if tags are added and
@@ -149,16 +151,16 @@ def unpack_json(data: bytes, columns: SegmentColumns, rows: range, shown: int) -
     if has_tags and has_metas:
         return None
     if has_tags:
-        data, bounds = _with_tags(data, columns, part, bounds)
+        data, bounds = _with_tags(bytes(data), columns, part, bounds)
     elif has_metas:
-        data, bounds = _without_metas(data, columns, part, bounds)
+        data, bounds = _without_metas(bytes(data), columns, part, bounds)
     offsets = array("I")
     offsets.frombytes(bounds.astype("<u4").tobytes())
     return JsonBlock(data, offsets)
 
 
 def _has_sound_groups(
-    data: bytes, columns: SegmentColumns, span: range, offsets: Array, end: int
+    data: bytes | memoryview, columns: SegmentColumns, span: range, offsets: Array, end: int
 ) -> bool:
     """Whether these groups have their checksums; `offsets`, `end`: of the records in `.data`."""
     assert columns.is_json

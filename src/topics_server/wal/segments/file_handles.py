@@ -52,7 +52,7 @@ class FileHandles:
         finally:
             self._release(handle)
 
-    def read_now(self, key: Hashable, length: int, offset: int) -> bytes | None:
+    def read_now(self, key: Hashable, length: int, offset: int) -> bytes | memoryview | None:
         """Bytes of a file that is open; None if they are not in memory, or a file is opened.
 
         For one thread, that of the loop. It does not hold the lock while it reads: worker threads

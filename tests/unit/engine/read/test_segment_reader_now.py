@@ -228,16 +228,51 @@ async def test_a_page_of_objects_is_the_page_of_the_other_way(from_seq: int, lim
     assert (bench.blocks, bench.segments.reads) == (0, 0)
 
 
-async def test_objects_are_read_together_and_not_kept() -> None:
+async def test_objects_are_read_together_and_kept_at_the_second_read() -> None:
     bench = JsonBench()
     await bench.fill()
-    for _ in range(2):
+    pages: list[bytes] = []
+    for is_read in (True, True, False, False):
         bench.rows.clear()
         page = bench.as_json(100, 1000)
         assert isinstance(page, JsonPage)
         assert [piece.rows for piece in page.pieces] == [range(100, 1024), range(76)]
-        assert [rows for _, rows in bench.rows] == [range(1024), range(256)]
+        assert [rows for _, rows in bench.rows] == [range(1024), range(256)] * is_read
+        pages.append(rendered(page))
+    assert len(set(pages)) == 1
     assert bench.blocks == 0
+
+
+async def test_objects_that_are_kept_have_the_members_that_are_shown() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    for _ in range(3):
+        for shown in (DATA, DATA | META, SHOWN):
+            page = bench.rig.store.read_json("t", ReadRequest(0, 9, PAGE_BYTES_MAX), shown)
+            record = json.loads(b"[%b]" % rendered(page))[0]
+            assert ("meta" in record, "$tag" in record) == (shown & META != 0, shown & TAGS != 0)
+
+
+async def test_objects_of_a_mended_segment_are_read_again() -> None:
+    bench = JsonBench()
+    topic = await bench.fill()
+    for _ in range(3):
+        bench.as_json(0, 1000)
+    bench.rows.clear()
+    bench.rig.fetcher.forget(topic.topic_id, min(bench.segments.kept[1]))
+    bench.as_json(0, 1000)
+    assert [rows for _, rows in bench.rows] == [range(1024)]
+
+
+async def test_records_deleted_from_kept_objects_are_not_shown() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    for _ in range(3):
+        bench.as_json(0, 500)
+    await bench.rig.store.delete("t", before_seq=None, match=TagMatch("edge"))
+    page = bench.as_json(0, 500)
+    seqs = [record["$seq"] for record in json.loads(b"[%b]" % rendered(page))]
+    assert seqs == [*range(1, 251), *range(261, 511)]
 
 
 async def test_objects_are_preferred_to_blocks_in_memory() -> None:

@@ -73,12 +73,12 @@ def reads_of(data: bytes, row: int) -> dict[str, Read]:
         with_tags = unpack_json(part(columns, span.start, span.stop), columns, span, TAGS | DATA)
         found = unpack_json(part(columns, span.start, span.stop), columns, span, META | DATA)
         assert with_tags is None, "there are metas to be removed"
-        return None if found is None else found.body + bytes(found.offsets)
+        return None if found is None else bytes(found.body) + bytes(found.offsets)
 
     def tagged(columns: SegmentColumns) -> bytes | None:
         shown = TAGS | META | DATA
         found = unpack_json(part(columns, span.start, span.stop), columns, span, shown)
-        return None if found is None else found.body + bytes(found.offsets)
+        return None if found is None else bytes(found.body) + bytes(found.offsets)
 
     return {
         "a group": block,
