@@ -201,13 +201,13 @@ class _FakeFile:
         assert not self._closed, f"{self.path} is closed"
         return bytes(self._inode.data[offset : offset + length])
 
-    def pread_now(self, length: int, offset: int) -> bytes | None:
+    def pread_now(self, length: int, offset: int) -> bytes | memoryview | None:
         self._disk.check_alive()
         if not self._disk.is_cached:
             return None
         assert not self._closed, f"{self.path} is closed"
         found = bytes(self._inode.data[offset : offset + length])
-        return found if len(found) == length else None
+        return memoryview(found) if len(found) == length else None
 
     def sync(self) -> None:
         assert not self._closed, f"{self.path} is closed"
