@@ -159,7 +159,7 @@ class FakeStore:
     def read_json(self, name: str, request: ReadRequest, shown: int) -> None:
         """Return None, too."""
 
-    async def read_json_soon(self, name: str, request: ReadRequest, shown: int) -> None:
+    async def read_json_from_disk(self, name: str, request: ReadRequest, shown: int) -> None:
         """Return None, too."""
 
     async def read_backward(

@@ -65,7 +65,7 @@ async def test_a_page_is_made_of_objects_with_and_without_a_turn(
     # The first read opens the file.
     assert await diffed(live, **asked) == list(range(RECORDS))
     if is_cached:
-        monkeypatch.setattr(live.node.store, "read_json_soon", not_called)
+        monkeypatch.setattr(live.node.store, "read_json_from_disk", not_called)
     assert await diffed(live, **asked) == list(range(RECORDS))
     monkeypatch.setattr(live.node.state, "throttle", turns)
     assert await diffed(live, **asked) == list(range(RECORDS))

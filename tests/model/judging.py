@@ -128,7 +128,7 @@ async def read_both_ways(store: Store, name: str, request: ReadRequest, clock: F
         as_json = store.read_json(name, request, shown)
         if as_json is not None and _marks(store, name, clock) == before:
             assert json_of(as_json, shown) == json_of(page, shown)
-            soon = await store.read_json_soon(name, request, shown)
+            soon = await store.read_json_from_disk(name, request, shown)
             if soon is not None and _marks(store, name, clock) == before:
                 assert json_of(soon, shown) == json_of(page, shown)
     return page

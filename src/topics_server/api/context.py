@@ -147,10 +147,10 @@ class StorePort(Protocol):
         """The page of `read` with these members, without waiting; None if it is not in memory."""
         ...
 
-    async def read_json_soon(
+    async def read_json_from_disk(
         self, name: str, request: ReadRequest, shown: int
     ) -> Page | JsonPage | None:
-        """`read_json` for a page that is on the disk; None if only `read` can make it."""
+        """`read_json` for a page that is not in memory; None if only `read` can make it."""
         ...
 
     async def read_backward(

@@ -119,7 +119,7 @@ class Reads:
         plan = plan_page(topic, request, now_ms, request.before_seq - 1)
         return self._fetcher.read_now(topic, plan, shown)
 
-    async def read_json_soon(
+    async def read_json_from_disk(
         self, name: str, request: ReadRequest, shown: int
     ) -> Page | JsonPage | None:
         """`read_json` for a page that is not in memory: a worker thread reads its JSON objects.
@@ -131,7 +131,7 @@ class Reads:
             return None
         upto_seq = request.before_seq - 1
         plan = plan_page(topic, request, now_ms, upto_seq)
-        return await self._fetcher.read_json(topic, plan, shown)
+        return await self._fetcher.read_json_from_disk(topic, plan, shown)
 
     def _read_by(self, name: str) -> tuple[Topic, int]:
         """The topic and the time; the read counts as a use of the topic."""

@@ -74,7 +74,7 @@ class Store:
         self.delete, self.delete_seqs = deletes.delete, deletes.delete_seqs
         self.start_delete, self.finish_delete = deletes.start_delete, deletes.finish_delete
         self.read, self.read_resident = reads.read, reads.read_resident
-        self.read_json, self.read_json_soon = reads.read_json, reads.read_json_soon
+        self.read_json, self.read_json_from_disk = reads.read_json, reads.read_json_from_disk
         self.read_rows, self.resident_rows = reads.read_rows, reads.resident_rows
         self.read_backward, self.range_mark = reads.read_backward, reads.range_mark
         self.dead_slots = reads.dead_slots

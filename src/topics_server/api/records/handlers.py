@@ -239,7 +239,7 @@ async def _diff_slowly(
         asked = await _for_consumer(state, request, asked, asked.read_as)
         page = store.read_json(request.name, asked, shown)
     if page is None:
-        page = await store.read_json_soon(request.name, asked, shown)
+        page = await store.read_json_from_disk(request.name, asked, shown)
     if page is None or (asked.wait_ms and page.is_empty):
         reading = store.read(request.name, asked)
         page = await (held_by(request, reading) if asked.wait_ms else reading)

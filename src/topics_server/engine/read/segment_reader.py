@@ -149,7 +149,9 @@ class Fetcher:
         parts = self._parts_now(topic_id, missing, fetched, shown)
         return None if parts is None else page_of_parts(plan, fetched, parts)
 
-    async def read_json(self, topic: Topic, plan: PagePlan, shown: int) -> Page | JsonPage | None:
+    async def read_json_from_disk(
+        self, topic: Topic, plan: PagePlan, shown: int
+    ) -> Page | JsonPage | None:
         """The page of a plan with JSON objects, which a worker thread reads.
 
         For a page that `read_now` does not find in memory; `shown` as there. None if rows of the
@@ -163,7 +165,7 @@ class Fetcher:
         return None if parts is None or mended != self._mended else page_of_parts(plan, {}, parts)
 
     def _read_objects(self, topic_id: int, groups: Sequence[Fetch], shown: int) -> Parts | None:
-        """*Blocking.* The groups of a page as JSON objects, see `_joined`; None if one has none."""
+        """*Blocking.* The groups of a page as JSON objects; None if one has none."""
         bytes_left = _OBJECT_BYTES_MAX
         parts: Parts = {}
         for _, same in groupby(groups, _kind_of):

@@ -211,7 +211,7 @@ class JsonBench(Bench):
     async def soon(self, from_seq: int, limit: int) -> Page | JsonPage | None:
         """The same off the loop, from the disk."""
         asked = ReadRequest(from_seq, limit, PAGE_BYTES_MAX)
-        return await self.rig.store.read_json_soon("t", asked, SHOWN)
+        return await self.rig.store.read_json_from_disk("t", asked, SHOWN)
 
 
 @pytest.mark.parametrize(
