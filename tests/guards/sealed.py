@@ -126,6 +126,16 @@ SEALED: Final[list[Guard]] = [
             "may_be_kept = True",
         ),
         (
+            "tags without `meta` are made of the blocks in memory",
+            "return bool(shown & DATA) and shown & (TAGS | META) != TAGS",
+            "return bool(shown & DATA)",
+        ),
+        (
+            "a page that has most of its groups does not keep them at once",
+            "return 2 * wanted < sum(",
+            "return bool(wanted) or wanted < sum(",
+        ),
+        (
             "objects of a mended segment are forgotten",
             "        self._objects.forget(topic_id, segment_id)\n",
             "",
@@ -142,8 +152,8 @@ SEALED: Final[list[Guard]] = [
         ),
         (
             "objects that were read beside a mend are not used",
-            "if parts is None or mended != self._mended else page_of_parts",
-            "if parts is None else page_of_parts",
+            "if parts is None or mended != self._mended:",
+            "if parts is None:",
         ),
         (
             "a segment whose objects cannot be read is left to the other way",
@@ -158,8 +168,13 @@ SEALED: Final[list[Guard]] = [
         "unit/engine/read/test_object_cache.py",
         (
             "a walk keeps no objects",
-            "if key not in self._seen:",
+            "if not is_part and key not in self._seen:",
             "if False:",
+        ),
+        (
+            "objects of which a page has a small part are kept at once",
+            "if not is_part and key",
+            "if key",
         ),
         (
             "the cache of objects has a bound",

@@ -1,7 +1,9 @@
 """A cache of the JSON objects of pages that are read again and again, bounded in bytes. Pure.
 
-Objects are kept at their second read within the last `_SEEN_MAX` others: readers that walk through
-a topic once keep none, and their memory is used again while the processor has it at hand. The least
+Objects are kept at once if a page has only a small part of them: the next page of the same reader
+has the next part. Others are kept at their second read within the last `_SEEN_MAX` others: readers
+that walk through a topic in large pages keep none, and their memory is used again while the
+processor has it at hand. The least
 recently used objects are evicted first. Segment ids are never reused; the objects of a mended
 segment are removed. So no entry is ever out of date.
 """
@@ -36,15 +38,19 @@ class ObjectCache:
             self._kept.move_to_end(key)
         return objects
 
-    def note(self, key: ObjectKey, objects: JsonBlock) -> None:
-        """Objects were read: keep them if they have been read before."""
-        assert key not in self._kept
-        if key not in self._seen:
+    def note(self, key: ObjectKey, objects: JsonBlock, *, is_part: bool) -> None:
+        """Objects were read: keep them if they have been read before.
+
+        `is_part`: whether the page has only a small part of them.
+        """
+        if key in self._kept:
+            return  # two readers have read them at the same time
+        if not is_part and key not in self._seen:
             self._seen[key] = None
             if len(self._seen) > _SEEN_MAX:
                 self._seen.popitem(last=False)
             return
-        del self._seen[key]
+        self._seen.pop(key, None)
         if _cost(objects) > self.max_bytes:
             return
         self._kept[key] = objects

@@ -19,7 +19,7 @@ from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.ports import SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache, BlockPart
 from topics_server.engine.read.filtered import READ_TOGETHER, Search, search_segment
-from topics_server.engine.read.object_cache import ObjectCache
+from topics_server.engine.read.object_cache import ObjectCache, ObjectKey
 from topics_server.engine.read.page import (
     FEW_ROWS,
     Fetch,
@@ -33,7 +33,7 @@ from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import Block
-from topics_server.values.columns.json_rows import DATA, JsonBlock
+from topics_server.values.columns.json_rows import DATA, META, TAGS, JsonBlock
 from topics_server.values.errors import Damaged, StorageError
 from topics_server.values.limits import (
     BLOCK_CACHE_BYTES_MAX,
@@ -50,15 +50,26 @@ _ROWS_TOGETHER: Final = 8 * BLOCK_RECORDS_MAX
 # The maximum that a page reads on the loop's thread, if the system has it in memory: under 2 ms.
 _GROUPS_NOW: Final = 8
 _BYTES_NOW: Final = MIB
-# The same for JSON objects, which are neither unpacked nor rendered.
-_OBJECT_BYTES_NOW: Final = 4 * MIB
-# The maximum of a page that a worker thread reads: its groups have more than its records.
-_OBJECT_BYTES_MAX: Final = 2 * PAGE_BYTES_MAX
+# The same for JSON objects, which are neither unpacked nor rendered. Pages of larger groups are
+# made of blocks, whose cache holds more of them.
+_OBJECT_BYTES_MAX: Final = 4 * MIB
 
 
 def _kind_of(fetch: Fetch) -> tuple[int, bool]:
     """The key of a fetch: its segment, and whether it is read group by group."""
     return fetch.segment_id, fetch.is_group
+
+
+def _may_be_json(shown: int) -> bool:
+    """Whether a page with these members may be JSON objects: few with tags and without `meta`."""
+    return bool(shown & DATA) and shown & (TAGS | META) != TAGS
+
+
+def _is_part(plan: PagePlan) -> bool:
+    """Whether a page has less than half of the sealed rows that are read for it."""
+    sealed = [piece for piece in plan.pieces if isinstance(piece, SealedPiece)]
+    wanted = sum(len(piece.rows) for piece in sealed)
+    return 2 * wanted < sum(piece.fetch.end_row - piece.fetch.first_row for piece in sealed)
 
 
 def _adjacent(fetches: Sequence[Fetch]) -> Iterable[list[Fetch]]:
@@ -126,7 +137,7 @@ class Fetcher:
         `shown`: if the caller renders `DATA`, the members that it renders. Then rows may be JSON
         objects. These are preferred to kept blocks, whose records would have to be rendered.
         """
-        topic_id, may_be_json = topic.topic_id, bool(shown & DATA)
+        topic_id, may_be_json = topic.topic_id, _may_be_json(shown)
         pieces: list[Piece] = []
         fetched: dict[Fetch, Block] = {}
         missing: list[Fetch] = []
@@ -146,7 +157,7 @@ class Fetcher:
             pieces.append(piece)
         if not missing:
             return page_of(plan, pieces)
-        parts = self._parts_now(topic_id, missing, fetched, shown)
+        parts = self._parts_now(topic_id, missing, fetched, shown, is_part=_is_part(plan))
         return None if parts is None else page_of_parts(plan, fetched, parts)
 
     async def read_json_from_disk(
@@ -158,26 +169,44 @@ class Fetcher:
         page cannot be JSON objects or cannot be read: `complete` reads them and reports damage.
         """
         wanted = plan.fetches()
-        if not (wanted and shown & DATA and all(fetch.is_group for fetch in wanted)):
+        if not (wanted and _may_be_json(shown) and all(fetch.is_group for fetch in wanted)):
             return None
-        mended = self._mended
-        parts = await self._offload.run(partial(self._read_objects, topic.topic_id, wanted, shown))
-        return None if parts is None or mended != self._mended else page_of_parts(plan, {}, parts)
+        mended, is_part = self._mended, _is_part(plan)
+        read: dict[ObjectKey, JsonBlock] = {}
+        parts = await self._offload.run(
+            partial(self._read_objects, topic.topic_id, wanted, shown, read)
+        )
+        if parts is None or mended != self._mended:
+            return None
+        for key, objects in read.items():
+            self._objects.note(key, objects, is_part=is_part)
+        return page_of_parts(plan, {}, parts)
 
-    def _read_objects(self, topic_id: int, groups: Sequence[Fetch], shown: int) -> Parts | None:
-        """*Blocking.* The groups of a page as JSON objects; None if one has none."""
+    def _read_objects(
+        self,
+        topic_id: int,
+        groups: Sequence[Fetch],
+        shown: int,
+        read: dict[ObjectKey, JsonBlock],
+    ) -> Parts | None:
+        """*Blocking.* The groups of a page as JSON objects, which are added to `read` by their key.
+
+        Returns None if a group has none.
+        """
         bytes_left = _OBJECT_BYTES_MAX
         parts: Parts = {}
         for _, same in groupby(groups, _kind_of):
             for together in _adjacent(list(same)):
                 segment_id, first_row = together[0].segment_id, together[0].first_row
-                at = topic_id, segment_id, range(first_row, together[-1].end_row)
+                end_row = together[-1].end_row
+                at = topic_id, segment_id, range(first_row, end_row)
                 try:
                     objects = self._segments.read_json(*at, bytes_left, shown)
                 except StorageError:
                     return None
                 if objects is None:
                     return None
+                read[topic_id, segment_id, first_row, end_row, shown] = objects
                 bytes_left -= len(objects.body)
                 parts |= {fetch: (objects, fetch.first_row - first_row) for fetch in together}
         return parts
@@ -188,12 +217,14 @@ class Fetcher:
         missing: Sequence[Fetch],
         fetched: dict[Fetch, Block],
         shown: int,
+        *,
+        is_part: bool,
     ) -> Parts | None:
         """Groups of a page that are not looked for in the cache yet; None if a read would wait.
 
         Adds those that are cached, or read alone, to `fetched`.
         """
-        bytes_left, groups_left, object_bytes_left = _BYTES_NOW, _GROUPS_NOW, _OBJECT_BYTES_NOW
+        bytes_left, groups_left, object_bytes_left = _BYTES_NOW, _GROUPS_NOW, _OBJECT_BYTES_MAX
         parts: Parts = {}
         for _, same in groupby(missing, _kind_of):
             for together in _adjacent(list(same)):
@@ -201,7 +232,7 @@ class Fetcher:
                 at = topic_id, segment_id, range(first_row, together[-1].end_row)
                 objects = None
                 if shown & DATA:
-                    objects = self._objects_now(*at, object_bytes_left, shown)
+                    objects = self._objects_now(*at, object_bytes_left, shown, is_part=is_part)
                     if objects is None:
                         together = self._uncached(topic_id, together, fetched)
                 if objects is not None:
@@ -219,14 +250,14 @@ class Fetcher:
         return parts
 
     def _objects_now(
-        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int
+        self, topic_id: int, segment_id: int, rows: range, most: int, shown: int, *, is_part: bool
     ) -> JsonBlock | None:
         key = topic_id, segment_id, rows.start, rows.stop, shown
         objects = self._objects.get(key)
         if objects is None:
             objects = self._segments.read_json_now(topic_id, segment_id, rows, most, shown)
             if objects is not None:
-                self._objects.note(key, objects)
+                self._objects.note(key, objects, is_part=is_part)
         return objects
 
     def _uncached(

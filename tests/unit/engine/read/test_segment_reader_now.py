@@ -302,19 +302,21 @@ async def test_blocks_in_memory_are_served_where_there_are_no_objects() -> None:
     assert rendered(bench.as_json(0, 768)) == rendered(page)
 
 
-async def test_objects_on_the_disk_are_read_off_the_loop_and_not_kept() -> None:
+async def test_objects_on_the_disk_are_read_off_the_loop_and_kept_at_the_second_read() -> None:
     bench = JsonBench()
     topic = await bench.fill()
     bench.segments.is_in_memory = False
     assert bench.as_json(100, 1000) is None
     bench.blocks = 0
-    for reads in (2, 4):
+    for _ in range(2):
         page = await bench.soon(100, 1000)
         assert isinstance(page, JsonPage)
         assert [piece.rows for piece in page.pieces] == [range(100, 1024), range(76)]
         assert rendered(page) == rendered(await bench.plain(100, 1000))
-        assert bench.segments.json_reads == reads, "one for each segment"
+    assert bench.segments.json_reads == 4, "one for each segment"
     assert (bench.blocks, bench.segments.reads) == (0, 0)
+    # They have been read twice.
+    assert rendered(bench.as_json(100, 1000)) == rendered(page)
     # Records in memory follow them.
     await bench.rig.append("t", {"records": [{"data": "new"}]})
     page = await bench.soon(RECORDS - 3, 10)
@@ -324,6 +326,41 @@ async def test_objects_on_the_disk_are_read_off_the_loop_and_not_kept() -> None:
     assert await bench.soon(RECORDS, 10) is None
     bench.segments.damaged[topic.topic_id, min(bench.segments.kept[1])] = (3, 3)
     assert await bench.soon(0, 10) is None
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+async def test_small_pages_read_a_group_once(is_in_memory: bool) -> None:
+    bench = JsonBench()
+    await bench.fill()
+    bench.segments.is_in_memory = is_in_memory
+    seqs: list[int] = []
+    for from_seq in range(0, 2 * BLOCK_RECORDS_MAX, 8):
+        page = bench.as_json(from_seq, 8) or await bench.soon(from_seq, 8)
+        assert isinstance(page, JsonPage)
+        seqs += [record["$seq"] for record in json.loads(b"[%b]" % rendered(page))]
+    assert seqs == list(range(1, 2 * BLOCK_RECORDS_MAX + 1))
+    reads = [rows for _, rows in bench.rows] if is_in_memory else bench.segments.json_reads
+    assert reads == ([range(256), range(256, 512)] if is_in_memory else 2)
+
+
+async def test_pages_of_large_groups_on_the_disk_are_left_to_the_other_way() -> None:
+    bench = JsonBench()
+    await bench.fill(2 * MIB // BLOCK_RECORDS_MAX)
+    assert await bench.soon(0, 10) is not None
+    bench = JsonBench()
+    await bench.fill(5 * MIB // BLOCK_RECORDS_MAX)
+    assert await bench.soon(0, 10) is None
+
+
+async def test_tags_without_meta_are_made_of_the_blocks_in_memory() -> None:
+    bench = JsonBench()
+    await bench.fill()
+    assert bench.direct(0, 256) is not None
+    bench.rows.clear()
+    asked = ReadRequest(0, 10, PAGE_BYTES_MAX)
+    assert isinstance(bench.rig.store.read_json("t", asked, DATA | TAGS), Page)
+    assert bench.rows == []
+    assert await bench.rig.store.read_json_from_disk("t", asked, DATA | TAGS) is None
 
 
 async def test_a_segment_that_cannot_be_read_is_left_to_the_other_way() -> None:
