@@ -213,6 +213,16 @@ GARBAGE: Final[list[Guard]] = [
             "            del future\n",
             "            pass\n",
         ),
+        (
+            "an end mark follows each group that the loop writes",
+            "            self.tail.note_end()\n",
+            "            pass\n",
+        ),
+        (
+            "the loop writes no end mark beside the cut of a failed write",
+            "if not self.tail.is_noted and self.state is not _FAILED:",
+            "if not self.tail.is_noted:",
+        ),
     ),
     *guards(
         "api/views/live.py",

@@ -452,6 +452,30 @@ GUARDS: Final[list[Guard]] = [
             "share.small[upload] = None",
         ),
     ),
+    *guards(
+        "runtime/busy_polling.py",
+        "unit/runtime/test_busy_polling.py",
+        (
+            "the loop polls after a request only if it came soon",
+            "self._streak + 1 if is_soon else 0",
+            "self._streak + 1",
+        ),
+        (
+            "the loop polls only after a row of such requests",
+            "if self._streak >= _STREAK:",
+            "if is_soon:",
+        ),
+        (
+            "the loop polls for a short time",
+            "if monotonic_s() * 1000 < self._until_ms and self.is_resting():",
+            "if self.is_resting():",
+        ),
+        (
+            "the loop sleeps while another thread works",
+            " and self.is_resting():",
+            ":",
+        ),
+    ),
     *GARBAGE,
     *SEALED,
     *OBJECTS,

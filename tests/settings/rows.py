@@ -149,6 +149,7 @@ ROWS: Final[dict[str, Row]] = {
     "streams_page_bytes": Row("0", _STREAMS + "test_a_page_has_so_many_bytes"),
     "streams_long_poll_ms": Row("0", _STREAMS + "test_a_long_poll_ends_in_time"),
     "streams_sse_ms": Row("0", _STREAMS + "test_events_end_in_time"),
+    "busy_poll_us": Row("10001", _EFFECTS + "test_the_server_polls_for_a_lone_client"),
     "shutdown_grace_ms": Row("-1", _EFFECTS + "test_a_stop_waits_no_longer_than_its_grace"),
     "log_level": Row("loud", _EFFECTS + "test_the_log_has_its_level_and_its_format"),
     "log_format": Row("xml", _EFFECTS + "test_the_log_has_its_level_and_its_format"),

@@ -104,6 +104,34 @@ def test_what_is_kept_hot_by_count_or_bytes(own: NewServer, topic: str, tmp_path
     assert count(by_bytes) == 0
 
 
+def sleeps_of(server: Server) -> int:
+    """How often the server's main thread has slept."""
+    assert server.process is not None
+    pid = server.process.pid
+    status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_the_server_polls_for_a_lone_client(own: NewServer, topic: str) -> None:
+    """A loop that polls does not sleep between two requests of the client."""
+    requests = 200
+
+    def sleeps(server: Server) -> int:
+        before = sleeps_of(server)
+        for _ in range(requests):
+            server.api.diff(topic)
+        return sleeps_of(server) - before
+
+    for most_us in ("0", "10000"):
+        server = own(TOPICS_BUSY_POLL_US=most_us)
+        server.start()
+        server.api.add(topic, 1)
+        if most_us == "0":
+            assert sleeps(server) >= requests * 3 / 4
+        else:
+            eventually(lambda: sleeps(server) < requests / 2, "the loop polls", 60)  # noqa: B023
+
+
 def test_a_stop_waits_no_longer_than_its_grace(own: NewServer, topic: str) -> None:
     """A request whose body never ends: with the default of 10 s the stop would take that long."""
     server = own(TOPICS_SHUTDOWN_GRACE_MS="1000")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from tests.design7.bench import Bench
@@ -272,7 +273,9 @@ def test_after_a_kill_in_the_middle_of_a_sync_its_result_is_unknown() -> None:
         slot, (counter, mark) = max(marks.items(), key=lambda each: each[1][0])
         size = mark.written_end
         for is_syncing in (False, True):
-            noted = mark._replace(synced_end=64, synced_lsn=0, is_syncing=is_syncing)
+            noted = msgspec.structs.replace(
+                mark, synced_end=64, synced_lsn=0, is_syncing=is_syncing
+            )
             content = bytearray(image.files[mark_path])
             at = slot * SLOT_DISTANCE
             content[at : at + SLOT_BYTES] = encode_slot(1, 0, slot, counter, noted)

@@ -48,6 +48,7 @@ from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
 from topics_server.http.upload_turns import UploadTurns
 from topics_server.queue.service import QueueService
+from topics_server.runtime.busy_polling import BusyPolling
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import (
     ArchiveMetrics,
@@ -447,6 +448,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     timeouts: ConnectionTimeouts = msgspec.field(default_factory=ConnectionTimeouts)
     throttle: Throttle = msgspec.field(default_factory=Throttle)
     read_scheduler: ReadScheduler | None = None
+    busy_polling: BusyPolling = msgspec.field(default_factory=BusyPolling)
     inflated: asyncio.Semaphore = msgspec.field(default_factory=_inflated_slots)
     large_appends: LargeAppends = msgspec.field(default_factory=_large_appends)
     uploads: UploadBudget = msgspec.field(default_factory=UploadBudget)

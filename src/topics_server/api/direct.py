@@ -356,9 +356,6 @@ class HotCall:
         is_packed: bool = False,
     ) -> None:
         front, status, route = self._door.front, response.status, self._route
-        front.observer.answered(
-            route, self._method, self._path, status, size, request.started_ms, made_id
-        )
         defaults = connection.server_state.default_headers
         kind = None if is_packed or response.headers else (status, response.content_type)
         if kind == self._kind and defaults is self._defaults:
@@ -374,6 +371,15 @@ class HotCall:
         else:
             last = ID_AND_LENGTH % (response.varying, made_id, size)
         connection.answer(b"%b%b\r\n" % (first, last), pieces, size)
+        # The client does not wait for the rest.
+        polling = self._state.busy_polling
+        if polling.last is connection:
+            polling.answered_again(connection.loop, request.started_ms)
+        else:
+            polling.last = connection
+        front.observer.answered(
+            route, self._method, self._path, status, size, request.started_ms, made_id
+        )
 
 
 async def _gone_never() -> None:

@@ -24,6 +24,7 @@ from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.registry import Registry
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.routers.router_table import RouterTable
+from topics_server.runtime.busy_polling import BusyPolling
 from topics_server.runtime.clock import SystemClock, random_u64
 from topics_server.runtime.metrics import DiskFacts, log
 from topics_server.runtime.open_files import store_files
@@ -184,6 +185,7 @@ class Ground:
             raise StartRefused(str(error)) from None
         state = ServerState(
             settings=settings,
+            busy_polling=BusyPolling(settings.busy_poll_us),
             progress=lambda: 0.0,
             disk=self._disk_facts,
             throttle=Throttle(self._priority_of),
@@ -199,6 +201,11 @@ class Ground:
         self.directory.begin(with_cold=self.cold is not None)
         if self.cold is not None:
             self.cold.claim(self.directory)
+
+    @property
+    def is_offloading(self) -> bool:
+        """Whether a blocking call is under way on a thread."""
+        return isinstance(self.offload, ThreadOffload) and self.offload.is_working
 
     async def reload_keys(self) -> None:
         """Read the key file again. An unusable file changes nothing and is logged."""

@@ -132,6 +132,7 @@ class Node:
         ground, settings = self.ground, self.ground.settings
         self.state.throttle.watch_backlog(self._backlog_bytes)
         self.state.throttle.start()
+        self.state.busy_polling.is_resting = self._is_resting
         self._spawn(self.sealer.run())
         self._spawn(
             self.checkpointer.run(
@@ -171,6 +172,13 @@ class Node:
 
     def _wal_bytes(self) -> int:
         return sum(shard.counters.bytes for shard in self.journal.shards)
+
+    def _is_resting(self) -> bool:
+        """Whether no thread writes to the journal or works for the engine."""
+        for shard in self.journal.shards:
+            if shard.is_working:
+                return False
+        return not self.ground.is_offloading
 
     def _backlog_bytes(self) -> int:
         return max([shard.queue_bytes for shard in self.journal.shards], default=0)

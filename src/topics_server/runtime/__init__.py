@@ -1,6 +1,7 @@
 """The clock, metrics, logging and other services of the process.
 
 - `backup_metrics`: the rows of the metrics of backups, of the archive and of the scrub.
+- `busy_polling`: the loop polls for the next request of a lone client.
 - `clock`: the clock: wall time, monotonic time, random ids.
 - `garbage_collector`: schedules Python's garbage collector so that no loop turn is long.
 - `helper_process`: the life of a helper process: start, requests, time limit, end.

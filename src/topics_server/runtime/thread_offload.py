@@ -35,6 +35,11 @@ class ThreadOffload:
             # the error, only a collection would free them and the frames of all callers.
             del under_way, finished
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._calls)
+
     async def idle(self) -> None:
         """Return when no call is under way; a call outlives its cancelled task."""
         while calls := [call for call in self._calls if not call.done()]:

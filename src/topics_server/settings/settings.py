@@ -66,6 +66,7 @@ CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 # One frame holds a body, a header, an idempotency key and a topic's creation: all must fit.
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - MIB
 _DAY_MS: Final = 86_400_000
+BUSY_POLL_US: Final = 100
 
 
 class SettingsError(Exception):
@@ -83,12 +84,20 @@ def _hosts(value: object) -> object:
     return value if value == "*" or not isinstance(value, str) else ",".join(split_hosts(value))
 
 
-def _fitting_shards() -> int:
-    """Writer threads for this machine: one per usable core, at most four."""
+def _usable_cores() -> int:
     # Not every system reports the cores of a process.
     usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
-    return max(1, min(4, cores))
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
+
+
+def _fitting_shards() -> int:
+    """Writer threads for this machine: one per usable core, at most four."""
+    return max(1, min(4, _usable_cores()))
+
+
+def _fitting_busy_poll_us() -> int:
+    """How long to poll on this machine: not at all if client and server share one core."""
+    return BUSY_POLL_US if _usable_cores() > 1 else 0
 
 
 def split_host(text: str) -> tuple[str, int | None]:
@@ -335,6 +344,13 @@ class Settings(BaseSettings):
     )
 
     # running it
+    busy_poll_us: Number = Field(
+        default_factory=_fitting_busy_poll_us,
+        ge=0,
+        le=10_000,
+        description=f"polls for a lone client's next request; unset: {BUSY_POLL_US}, 0 on one core",
+        json_schema_extra={"allowed": "a whole number from 0 to 10000"},
+    )
     shutdown_grace_ms: Number = number(
         10_000, 0, 3_600_000, "time for requests in flight when the server stops"
     )

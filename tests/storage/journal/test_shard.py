@@ -730,7 +730,10 @@ def test_what_is_queued_when_a_sync_falls_due_is_written_beside_it(wants_sync: b
 
 
 def test_the_end_mark_is_written_before_a_sync_and_after_its_answer() -> None:
-    """A lone synced entry costs two end marks, and its answer waits for one of them."""
+    """A lone synced entry costs two end marks, and its answer waits for one of them.
+
+    An entry that waits for no sync costs one, and its answer waits for none.
+    """
     life = started(new_disk(2), turns=5)
     shard = life.journal.shards[0]
     mark = shard.tail._end_mark
@@ -747,11 +750,46 @@ def test_the_end_mark_is_written_before_a_sync_and_after_its_answer() -> None:
     life.turn(2)
     assert read_end_mark(life.disk, WAL, 1, 0).is_syncing
     life.settle()
-    assert seen == [(0, 1), (lsn, 1)]
+    assert seen == [(0, 0), (lsn, 1)]
     assert mark._counter - before == 2
     end = read_end_mark(life.disk, WAL, 1, 0)
     assert (end.synced_lsn, end.is_syncing) == (lsn, False)
+    unsynced = life.submit(append(0, 2))
+    life.turn(2)
+    assert seen[2:] == [(lsn, 2)]
+    assert mark._counter - before == 3
+    assert read_end_mark(life.disk, WAL, 1, 0).written_lsn == unsynced
     life.close()
+
+
+def test_a_write_that_fails_inside_a_report_leaves_the_end_mark_to_the_worker() -> None:
+    """A router's copy is written while the answers of its source are sent."""
+    disk = new_disk(2)
+    life = started(disk, turns=5)
+    shard = life.journal.shards[0]
+    mark = shard.tail._end_mark
+    before, failed = mark._counter, []
+    on_progress = shard.on_progress
+    assert on_progress is not None
+
+    def note(progress: ShardProgress) -> None:
+        on_progress(progress)
+        if not failed:
+            disk.fail("write", "enospc", path=WAL_FILES)
+            failed.append(life.submit(append(0, 2)))
+            shard.flush()
+
+    shard.on_progress = note
+    written = life.submit(append(0, 1))
+    life.turn(2)
+    assert (shard.state, mark._counter - before) == (WriterState.FAILED, 0)
+    life.settle()
+    assert life.progress[-1].failed_from == failed[0]
+    assert shard.state is WriterState.OPEN
+    assert read_end_mark(disk, WAL, 1, 0).written_lsn == written
+    again = Life(life.die("kill"), life.promises, shards=1)
+    assert set(again.recover("kill")) == {written}
+    again.close()
 
 
 def test_a_write_that_fails_beside_a_sync_is_cut_behind_it() -> None:

@@ -281,9 +281,9 @@ def _page(
     state: ServerState, request: Request, page: Page | JsonPage, shown: int
 ) -> list[bytes | memoryview]:
     parts = render_page(request.name, page, shown, state.json_cache)
-    parts.append(
-        page_performance(request.elapsed_ms(), page.scanned, request.throttle_wait_ms or 0.0)
-    )
+    # `Request.elapsed_ms` written out here.
+    total_ms = monotonic_s() * 1000 - request.started_ms
+    parts.append(page_performance(total_ms, page.scanned, request.throttle_wait_ms or 0.0))
     return parts
 
 

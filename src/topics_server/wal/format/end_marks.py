@@ -20,8 +20,9 @@ and writes the file; docs/FORMATS.md shows its layout. Called by `end_mark_file`
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import xxhash
 
 from topics_server.values.errors import StartRefused
@@ -42,12 +43,12 @@ _SYNCING: Final = 1
 assert _SLOT.size + _HASH.size == SLOT_BYTES <= SLOT_DISTANCE
 
 
-class EndMark(NamedTuple):
+class EndMark(msgspec.Struct, frozen=True, order=True, gc=False):
     """The mark's facts about the current journal file and the shard's lsns.
 
     Groups were written below `written_end` and synced below `synced_end`. `written_lsn` and
     `synced_lsn` are the last ones of the shard, whichever file holds them. `is_syncing`: a sync was
-    under way, or had failed, when the mark was written. A tuple, because marks are compared.
+    under way, or had failed, when the mark was written. Marks are compared, field by field.
     """
 
     run: int
@@ -63,22 +64,20 @@ class EndMark(NamedTuple):
 def encode_slot(wal_set: int, shard: int, slot: int, counter: int, mark: EndMark) -> bytes:
     """The bytes of a slot."""
     assert slot in SLOTS
-    # Taken apart, not by the names of its members: each group has a slot.
-    run, number, file_id, written_end, synced_end, written_lsn, synced_lsn, is_syncing = mark
     head = _SLOT.pack(
         MAGIC,
         VERSION,
         wal_set,
         shard,
-        run,
+        mark.run,
         counter,
-        number,
-        file_id,
-        written_end,
-        synced_end,
-        written_lsn,
-        synced_lsn,
-        _SYNCING if is_syncing else 0,
+        mark.number,
+        mark.file_id,
+        mark.written_end,
+        mark.synced_end,
+        mark.written_lsn,
+        mark.synced_lsn,
+        _SYNCING if mark.is_syncing else 0,
         slot,
     )
     return head + _HASH.pack(xxhash.xxh3_64_intdigest(head))

@@ -352,7 +352,8 @@ class JournalReplay:
         mark = self._marks.get(key)
         if mark is not None:
             live = next(found for found in files if found.header.number == mark.number)
-            self._final_marks[key] = mark._replace(
+            self._final_marks[key] = msgspec.structs.replace(
+                mark,
                 written_end=live.end,
                 synced_end=live.end,
                 written_lsn=last_lsn,

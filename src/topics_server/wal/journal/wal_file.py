@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from topics_server.runtime.clock import pause
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import DiskFull, StorageError, SyncFailed
@@ -161,6 +163,8 @@ class WalFile:
         self._is_syncing = False
         # Whether the newest note is missing in the end mark, because the disk refused it.
         self.is_mark_refused = False
+        # Whether the end mark has everything that was written.
+        self.is_noted = True
         # The mark that is known to be durable, and the mark that is being made durable.
         self._held = self._end_mark_now()
         self._holding: EndMark | None = None
@@ -319,7 +323,8 @@ class WalFile:
         self.sync()
         self._is_syncing = False
         # Do this before any field changes: if the disk refuses, the old file stays in use.
-        beginning = self._end_mark_now()._replace(
+        beginning = msgspec.structs.replace(
+            self._end_mark_now(),
             number=new.number,
             file_id=new.file_id,
             written_end=FILE_HEADER_BYTES,
@@ -342,7 +347,8 @@ class WalFile:
     def write(self, group: NextGroup, *, sync_follows: bool = False) -> None:
         """Write one group. After a failure nothing counts as written, and `cut` must follow.
 
-        `sync_follows`: the caller syncs next, and nothing is written before that.
+        `sync_follows`: the caller syncs next, and nothing is written before that. `note_end` must
+        follow in any case, before a sync begins.
         """
         assert not self._broken_bytes, "cut before writing again"
         assert group.first_lsn > self.last_lsn, "lsns of a shard ascend"
@@ -357,7 +363,7 @@ class WalFile:
         self.last_lsn = group.last_lsn
         self.written_bytes += frames_bytes
         self._is_syncing |= sync_follows
-        self._note_end()
+        self.is_noted = False
 
     def _write(self, buffers: list[bytes], frames_bytes: int, count: int) -> None:
         live, end, synced = self._live, self.end, self.synced_bytes
@@ -374,7 +380,10 @@ class WalFile:
         self._broken_bytes = length
         live.is_written = True
         try:
-            live.file.pwritev(encoded, end)
+            if len(encoded) == 1:
+                live.file.pwrite(encoded[0], end)
+            else:
+                live.file.pwritev(encoded, end)
         finally:
             live.is_written = False
         self._broken_bytes = 0
@@ -421,14 +430,14 @@ class WalFile:
 
         The mark of a group that was written with `sync_follows` says so already.
         """
-        if not self._is_syncing or self.is_mark_refused:
+        if not (self._is_syncing and self.is_noted):
             self._is_syncing = True
-            self._note_end()
+            self.note_end()
 
     def note_synced(self) -> None:
         """Write the synced end into the end mark: the sync has succeeded."""
         self._is_syncing = False
-        self._note_end()
+        self.note_end()
 
     def finish(self) -> None:
         """Sync the end mark; no write follows. Raises `StorageError`."""
@@ -464,7 +473,7 @@ class WalFile:
             return
         self._held = self._holding
 
-    def _note_end(self) -> None:
+    def note_end(self) -> None:
         """Write the end mark. If the disk refuses, the old mark stays, which is also true."""
         try:
             self._end_mark.note(self._end_mark_now())
@@ -474,6 +483,7 @@ class WalFile:
             self.is_mark_refused = True
         else:
             self.is_mark_refused = False
+        self.is_noted = not self.is_mark_refused
 
     def _end_mark_now(self) -> EndMark:
         live = self._live

@@ -74,6 +74,7 @@ class WriterState(enum.Enum):
 # Access to an enum member costs a lookup, and each write needs several.
 _OPEN: Final = WriterState.OPEN
 _FULL: Final = WriterState.FULL
+_FAILED: Final = WriterState.FAILED
 
 
 class WalWriter:
@@ -118,8 +119,7 @@ class WalWriter:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # Callers that wait until the end mark is durable.
         self._holders: list[asyncio.Future[None]] = []
-        # Whether these callers have waited for a job already: then the end mark is written before
-        # the queue.
+        # Whether they have waited for a job already: then the mark is written before the queue.
         self._is_hold_due = False
         # The first entry of a group whose write on the loop failed, until its remains are cut.
         self._failed_lsn = 0
@@ -132,6 +132,11 @@ class WalWriter:
     def queue_depth(self) -> int:
         """Entries waiting to be written."""
         return len(self._queue)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the worker has a job."""
+        return self._job is not None
 
     @property
     def queue_bytes(self) -> int:
@@ -373,12 +378,17 @@ class WalWriter:
         took_ms = (monotonic_s() - began_s) * 1000
         if self._job is not None and isinstance(self._job, SyncOnly):
             self._policy.write_took(took_ms)
-        self.counters.loop_groups += 1
-        self._note_written(group, took_ms)
+        self._note_written(group)
         self._report(write_ms=took_ms)
+        # The answers are sent: none of them waits for the counters and the end mark.
+        self.counters.loop_groups += 1
+        self._count(group, took_ms)
+        # A report may write more. If that fails, the worker writes the end mark.
+        if not self.tail.is_noted and self.state is not _FAILED:
+            self.tail.note_end()
 
-    def _note_written(self, group: NextGroup, write_ms: float) -> None:
-        counters, marks = self.counters, self._marks
+    def _count(self, group: NextGroup, write_ms: float) -> None:
+        counters = self.counters
         count, write_us = group.frame_count, int(write_ms * 1000)
         counters.groups += 1
         counters.frames += count
@@ -389,6 +399,9 @@ class WalWriter:
         frames.total += count
         times.counts[write_us.bit_length()] += 1
         times.total += write_us
+
+    def _note_written(self, group: NextGroup) -> None:
+        marks = self._marks
         assert marks.written_lsn < group.first_lsn <= group.last_lsn <= marks.submitted_lsn
         marks.written_lsn = group.last_lsn
         if group.sync_from_lsn is not None:
@@ -461,7 +474,8 @@ class WalWriter:
             self._release_holders()
         self._is_hold_due = bool(self._holders)
         if outcome.written and group is not None:
-            self._note_written(group, outcome.write_ms)
+            self._note_written(group)
+            self._count(group, outcome.write_ms)
         if outcome.synced:
             self._note_synced(outcome.sync_ms)
         if self._cut_wanted:
@@ -539,7 +553,7 @@ class WalWriter:
 
     def _fail_group(self, group: NextGroup) -> None:
         """Cut the remains of the loop's failed write on the worker, then answer."""
-        self.state = WriterState.FAILED
+        self.state = _FAILED
         self._failed_lsn = group.first_lsn
         self._drop_queue()
         if self._job is None:

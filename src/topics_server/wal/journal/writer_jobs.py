@@ -110,6 +110,7 @@ def _write(tail: WalFile, job: WriteGroup, outcome: Outcome) -> None:
     began_ms = monotonic_ms()
     tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
     tail.write(job.group, sync_follows=job.sync)
+    tail.note_end()
     outcome.written = True
     outcome.write_ms = monotonic_ms() - began_ms
     if job.sync:

@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from tests.storage.fake_disk import FakeDisk
 from topics_server.values.errors import StartRefused, SyncFailed
@@ -24,7 +25,7 @@ from topics_server.wal.journal.end_mark_file import EndMarkFile, end_mark_path, 
 
 VECTORS: Final = Path(__file__).parents[3] / "vectors" / "wal"
 OLDER: Final = EndMark(7, 41, 0x0123_4567_89AB_CDEF, 4096, 2048, 102, 100)
-NEWER: Final = OLDER._replace(written_end=8192, synced_end=4096, synced_lsn=102, is_syncing=True)
+NEWER: Final = replace(OLDER, written_end=8192, synced_end=4096, synced_lsn=102, is_syncing=True)
 
 
 def file_of(**slots: tuple[int, EndMark]) -> bytes:
@@ -105,7 +106,7 @@ def test_a_beginning_whose_sync_failed_is_written_again_and_the_durable_one_stay
         file = EndMarkFile.open(disk, "wal", 2, 3, OLDER)
         for number in range(4):
             disk.fail("sync", "eio", path="*.end")
-            file.write_beginning(NEWER._replace(written_lsn=200 + number))
+            file.write_beginning(replace(NEWER, written_lsn=200 + number))
             with pytest.raises(SyncFailed):
                 file.sync_beginning()
         found = decode(disk.durable_content("wal/000002-03.end"), 2, 3)
