@@ -405,20 +405,20 @@ def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
         """Append; return whether the entry was written while a filling job ran."""
         body = bench.body(count)
         before = shard.tail.end
-        shard._job = MakeRoom()
+        shard.job = MakeRoom()
         call = bench.store.append(TOPIC, body, decode_append(body), header_key=None, config=None)
         task = asyncio.ensure_future(call)
         for _ in range(50):
             await asyncio.sleep(0)
         was_written = shard.tail.end != before
         assert shard.tail.end <= shard.tail._live.filled
-        shard._job = None
+        shard.job = None
         shard.tail._refused_bytes = 0
         shard._pump()
         await task
         return was_written
 
-    assert shard._job is None
+    assert shard.job is None
     assert bench.world.run(append(1))
     bench.wait(2)
     shard.tail._refused_bytes = 1

@@ -220,7 +220,7 @@ GARBAGE: Final[list[Guard]] = [
         ),
         (
             "the loop writes no end mark beside the cut of a failed write",
-            "if not self.tail.is_noted and self.state is not _FAILED:",
+            "if not self.tail.is_noted and self.state is not WriterState.FAILED:",
             "if not self.tail.is_noted:",
         ),
     ),

@@ -453,6 +453,68 @@ GUARDS: Final[list[Guard]] = [
         ),
     ),
     *guards(
+        "engine/read/page.py",
+        "unit/engine/read/test_page.py model/reads/test_plain_reads.py",
+        (
+            "rows are weighed if the page may go on after them",
+            "run is self.log.runs[-1]",
+            "True",
+        ),
+        (
+            "rows that may not fit are weighed",
+            "if not (is_last and run.live_bytes <= self.bytes_left):",
+            "if not is_last:",
+        ),
+        (
+            "a topic with holes looks for a gap",
+            "if ttl_ms == 0 and not log.holes and",
+            "if ttl_ms == 0 and",
+        ),
+        (
+            "a cursor below the floor gets a gap",
+            "log.evict_floor <= seq <= log.head_seq + 1:",
+            "seq <= log.head_seq + 1:",
+        ),
+        (
+            "a cursor behind the head gets a gap",
+            "log.evict_floor <= seq <= log.head_seq + 1:",
+            "log.evict_floor <= seq:",
+        ),
+    ),
+    *guards(
+        "api/direct.py",
+        "unit/api/test_direct_turns.py",
+        (
+            "answers of a crowd leave at the end of the turn",
+            "is_put_off = others >= _CROWD and not connection.is_late",
+            "is_put_off = False",
+        ),
+        (
+            "answers to few clients leave at once",
+            "is_put_off = others >= _CROWD and",
+            "is_put_off =",
+        ),
+        (
+            "answers that waited for a commit leave at once",
+            "                connection.is_late = True\n",
+            "",
+        ),
+        (
+            "the loop polls only for the client of the last answer",
+            "        if not others:\n",
+            "        if True:\n",
+        ),
+    ),
+    *guards(
+        "http/exchange/joined_writes.py",
+        "unit/http/exchange/test_joined_writes.py",
+        (
+            "one answer is put off, not those after it",
+            "is_put_off, self.is_put_off = self.is_put_off, False",
+            "is_put_off = self.is_put_off",
+        ),
+    ),
+    *guards(
         "runtime/busy_polling.py",
         "unit/runtime/test_busy_polling.py",
         (

@@ -51,6 +51,8 @@ from topics_server.values.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 # Header fields that differ between requests, or whose effect depends on more than the head.
+# So many other connections were answered since this one: then answers leave at the end of a turn.
+_CROWD: Final = 7
 _PASSING: Final = frozenset(
     b"x-request-id idempotency-key last-event-id origin sec-fetch-site if-none-match range "
     b"if-match producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
@@ -280,6 +282,7 @@ class HotCall:
             if isinstance(answer, Pending):
                 if key is not None:
                     key.in_flight += 1
+                connection.is_late = True
                 answer.when_resolved(partial(self._answer, connection, request, answer.answer))
                 return True
             if isinstance(answer, Coroutine):
@@ -370,13 +373,15 @@ class HotCall:
             last = last_lines(response, size, made_id)
         else:
             last = ID_AND_LENGTH % (response.varying, made_id, size)
+        number = connection.server_state.total_requests + 1
+        others = number - 1 - connection.last_request
+        connection.last_request = number
+        connection.transport.is_put_off = others >= _CROWD and not connection.is_late
+        connection.is_late = False
         connection.answer(b"%b%b\r\n" % (first, last), pieces, size)
         # The client does not wait for the rest.
-        polling = self._state.busy_polling
-        if polling.last is connection:
-            polling.answered_again(connection.loop, request.started_ms)
-        else:
-            polling.last = connection
+        if not others:
+            self._state.busy_polling.answered_again(connection.loop, request.started_ms)
         front.observer.answered(
             route, self._method, self._path, status, size, request.started_ms, made_id
         )

@@ -113,7 +113,9 @@ class Reads:
 
         `shown`: a sum of `json_cache.TAGS`, `META` and `DATA`.
         """
-        topic, now_ms = self._read_by(name)
+        # The body of `_read_by`, inlined, because most reads need nothing else.
+        topic = self._registry.existing(name)
+        topic.last_read_ts = now_ms = self._clock.now_ms()
         if request.start or request.until or request.filter:
             return None
         plan = plan_page(topic, request, now_ms, request.before_seq - 1)

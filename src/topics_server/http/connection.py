@@ -70,17 +70,18 @@ class HttpConnection(asyncio.Protocol):
     # Created when first needed.
     uploads: BodyUploads | None = None
     end: ConnectionEnd | None = None
-    # The newest exchange, and the exchange that is being answered.
+    # The newest exchange, the one being answered, and the newest one when this request began.
     exchange: Exchange | None = None
     _answering: Exchange | None = None
-    # The newest exchange when the current request began.
     _before: Exchange | None = None
     # Whether a direct call has taken the request and will answer it.
     is_answering_directly = False
     # Whether the connection ends after the current answer.
     is_going_down = False
-    # What the door keeps for this connection.
+    # See `door.AnsweringConnection`.
     recalled: object = None
+    last_request = 0
+    is_late = False
     # Whether all further received bytes are dropped.
     is_over = False
     # Whether a request with a whole head is held back, and the received part of its body.

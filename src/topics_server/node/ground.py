@@ -202,11 +202,6 @@ class Ground:
         if self.cold is not None:
             self.cold.claim(self.directory)
 
-    @property
-    def is_offloading(self) -> bool:
-        """Whether a blocking call is under way on a thread."""
-        return isinstance(self.offload, ThreadOffload) and self.offload.is_working
-
     async def reload_keys(self) -> None:
         """Read the key file again. An unusable file changes nothing and is logged."""
         if self.settings.api_keys_file is None:

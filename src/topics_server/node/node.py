@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from topics_server.api.context import ServerState
@@ -31,8 +31,10 @@ from topics_server.routers.router_table import RouterTable
 from topics_server.routers.service import RouterService
 from topics_server.runtime.logging import log_defect
 from topics_server.runtime.metrics import LatencyHistogram, log
+from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.streams.service import Streams
 from topics_server.values.errors import StorageError
+from topics_server.values.storage_types import Offload
 from topics_server.views.service import Views
 from topics_server.wal.disk_space import reasons_of
 from topics_server.wal.journal.journal import Journal
@@ -132,7 +134,7 @@ class Node:
         ground, settings = self.ground, self.ground.settings
         self.state.throttle.watch_backlog(self._backlog_bytes)
         self.state.throttle.start()
-        self.state.busy_polling.is_resting = self._is_resting
+        self.state.busy_polling.is_resting = _resting(self.journal, ground.offload)
         self._spawn(self.sealer.run())
         self._spawn(
             self.checkpointer.run(
@@ -172,13 +174,6 @@ class Node:
 
     def _wal_bytes(self) -> int:
         return sum(shard.counters.bytes for shard in self.journal.shards)
-
-    def _is_resting(self) -> bool:
-        """Whether no thread writes to the journal or works for the engine."""
-        for shard in self.journal.shards:
-            if shard.is_working:
-                return False
-        return not self.ground.is_offloading
 
     def _backlog_bytes(self) -> int:
         return max([shard.queue_bytes for shard in self.journal.shards], default=0)
@@ -240,3 +235,16 @@ class Node:
         await self.journal.close()
         if is_clean:
             self.ground.directory.note_clean_stop(self.checkpointer.last_lsn)
+
+
+def _resting(journal: Journal, offload: Offload) -> Callable[[], bool]:
+    """Returns a function: whether no thread writes to the journal or works for the engine."""
+    calls = offload.under_way if isinstance(offload, ThreadOffload) else ()
+
+    def is_resting() -> bool:
+        for shard in journal.shards:
+            if shard.job is not None:
+                return False
+        return not calls
+
+    return is_resting

@@ -27,12 +27,10 @@ def _always() -> bool:
 class BusyPolling:
     """Polls for at most `most_us` microseconds after an answer; 0: never.
 
-    `last` is the connection of the last direct answer. `is_resting` tells whether no other thread
-    of the process works.
+    `is_resting` tells whether no other thread of the process works.
     """
 
     def __init__(self, most_us: int = 0) -> None:
-        self.last: object = None
         self.is_resting: Callable[[], bool] = _always
         self._most_ms: Final = most_us / 1000
         self._answered_ms = self._until_ms = 0.0
@@ -40,7 +38,7 @@ class BusyPolling:
         self._is_polling = False
 
     def answered_again(self, loop: asyncio.AbstractEventLoop, started_ms: float) -> None:
-        """Note an answer on the connection `last`, to a request that arrived at `started_ms`."""
+        """Note an answer to the client of the last answer; the request arrived at `started_ms`."""
         now_ms = monotonic_s() * 1000
         is_soon = started_ms - self._answered_ms < self._most_ms
         self._streak = self._streak + 1 if is_soon else 0

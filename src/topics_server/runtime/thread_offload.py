@@ -20,13 +20,14 @@ class ThreadOffload:
 
     def __init__(self, threads: int = _OFFLOAD_THREADS, name: str = "offload") -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, name)
-        self._calls: set[concurrent.futures.Future[Any]] = set()
+        # The calls under way.
+        self.under_way: set[concurrent.futures.Future[Any]] = set()
 
     async def run(self, call: Callable[[], T]) -> T:
         """See `values.storage_types.Offload`."""
         under_way = self._pool.submit(call)
-        self._calls.add(under_way)
-        under_way.add_done_callback(self._calls.discard)
+        self.under_way.add(under_way)
+        under_way.add_done_callback(self.under_way.discard)
         finished = asyncio.wrap_future(under_way)
         try:
             return await finished
@@ -35,14 +36,9 @@ class ThreadOffload:
             # the error, only a collection would free them and the frames of all callers.
             del under_way, finished
 
-    @property
-    def is_working(self) -> bool:
-        """Whether a call is under way."""
-        return bool(self._calls)
-
     async def idle(self) -> None:
         """Return when no call is under way; a call outlives its cancelled task."""
-        while calls := [call for call in self._calls if not call.done()]:
+        while calls := [call for call in self.under_way if not call.done()]:
             await asyncio.wait([asyncio.wrap_future(call) for call in calls])
 
     def close(self) -> None:

@@ -473,7 +473,7 @@ def syncing(disk: FakeDisk) -> Life:
     life.recover()
     life.settle()
     life.submit(append(0, 1))
-    while life.journal.shards[0]._job is None:
+    while life.journal.shards[0].job is None:
         life.turn()
     assert life.progress[-1].written_lsn == 1
     assert life.journal.shards[0].counters.syncs == 0
@@ -584,10 +584,10 @@ def filling(disk: FakeDisk) -> Life:
     life.recover()
     life.settle()
     shard = life.journal.shards[0]
-    while shard._job is None:
+    while shard.job is None:
         life.submit(append(0, life.next_lsn, b"x" * 1_000))
         life.turn(2)
-    assert isinstance(shard._job, MakeRoom)
+    assert isinstance(shard.job, MakeRoom)
     assert life.progress[-1].written_lsn == life.next_lsn - 1
     return life
 
@@ -598,7 +598,7 @@ def test_entries_are_written_beside_filling_ahead() -> None:
     told = len(life.progress)
     last = life.submit(append(0, 99, b"y" * 1_000))
     life.turn(2)
-    assert shard._job is not None
+    assert shard.job is not None
     assert [p.written_lsn for p in life.progress[told:]] == [last]
     life.settle()
     assert shard.counters.loop_groups == shard.counters.groups
@@ -717,11 +717,11 @@ def test_what_is_queued_when_a_sync_falls_due_is_written_beside_it(wants_sync: b
     shard = life.journal.shards[0]
     life.submit(append(0, 1))
     life.turn(2)
-    assert (life.progress[-1].written_lsn, shard._job) == (1, None)
+    assert (life.progress[-1].written_lsn, shard.job) == (1, None)
     life.submit(append(0, 2), sync=wants_sync)
     shard._sync_due()
-    assert shard._job is not None
-    assert isinstance(shard._job, SyncOnly) is not wants_sync
+    assert shard.job is not None
+    assert isinstance(shard.job, SyncOnly) is not wants_sync
     assert life.progress[-1].written_lsn == (1 if wants_sync else 2)
     assert life.progress[-1].synced_lsn == 0
     life.settle()
@@ -835,7 +835,7 @@ def test_where_writes_wait_for_a_sync_none_is_made_beside_one(
     for seq in range(2, 8):
         # One fast write in between means that the machine was just busy, so counting starts again.
         monkeypatch.setattr("topics_server.wal.journal.sync_policy.SLOW_WRITE_MS", next(slow_ms))
-        while not isinstance(shard._job, SyncOnly):
+        while not isinstance(shard.job, SyncOnly):
             life.turn()
         lsn = life.submit(append(0, seq))
         life.turn(2)
@@ -845,7 +845,7 @@ def test_where_writes_wait_for_a_sync_none_is_made_beside_one(
             life.turn()
         life.submit(append(0, 100 + seq))
         life.turn(2)
-    while not isinstance(shard._job, SyncOnly):
+    while not isinstance(shard.job, SyncOnly):
         life.turn()
     before = life.progress[-1].written_lsn
     lsn = life.submit(append(0, 9))

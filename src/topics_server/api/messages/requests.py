@@ -17,7 +17,12 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from topics_server.api.messages.bounded_lists import check_items, check_tag, node_names
+from topics_server.api.messages.bounded_lists import (
+    SHORT_BODY_BYTES_MAX,
+    check_items,
+    check_tag,
+    node_names,
+)
 from topics_server.api.messages.filters import decode_filter
 from topics_server.api.messages.times import point_in_time
 from topics_server.engine.answers import ReadAs, ReadRequest, ReadStart
@@ -208,7 +213,8 @@ def _check_other_topic(name: str | None, field: str, topic: str) -> None:
 
 def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadRequest, int]:
     """A diff body (§3), clamped, and the members of records to show (`TAGS`, `META`, `DATA`)."""
-    check_items(body, _DIFF_LISTS, {"node": NODE_FILTER_IDS_MAX})
+    if len(body) > SHORT_BODY_BYTES_MAX:
+        check_items(body, _DIFF_LISTS, {"node": NODE_FILTER_IDS_MAX})
     sent = decode_body(_DIFF, body)
     _check_u64(sent, _DIFF_U64)
     nodes = _NO_NODES if sent.node is None else frozenset(node_names(sent.node, max_node_bytes))

@@ -201,7 +201,8 @@ def _must_run(state: ServerState, body: bytes) -> bool:
 
 def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any, Response]:
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
-    store = admit(state)
+    store = state.store if state.phase == "ready" else admit(state)
+    assert store is not None, "ready means there is a store"
     if state.throttle.is_active and not state.throttle.passes(request.name):
         return _diff_in_turn(state, request)
     asked, shown = _asked_diff(state, request)

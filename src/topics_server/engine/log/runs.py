@@ -474,9 +474,9 @@ class OpenBlock(Run):
     def block_of(self, first_row: int, end_row: int) -> Block:
         """Make a block of these rows; the last block is cached, as watchers read the same rows."""
         assert first_row < end_row <= len(self.dead)
-        view = self._view
+        view, count = self._view, end_row - first_row
         first_seq = self.first_seq + first_row
-        if view is None or view.first_seq != first_seq or view.count != end_row - first_row:
+        if view is None or view.first_seq != first_seq or len(view.times) != count:
             view = self._view = self._block(first_row, end_row)
         return view
 

@@ -130,14 +130,19 @@ def plan_page(
     has the results of the request's filter so far; the plan lists the segments that must still be
     searched.
     """
-    log = topic.log
-    earliest = retention.first_unexpired(log, topic.config.ttl_ms, now_ms)
-    gap, seq = _gap(topic, request.from_seq, earliest, now_ms)
+    log, seq, ttl_ms = topic.log, request.from_seq + 1, topic.config.ttl_ms
+    gap: Gap | None = None
+    if ttl_ms == 0 and not log.holes and log.evict_floor <= seq <= log.head_seq + 1:
+        # By far the most frequent case: nothing expires, and nothing is missing after the cursor.
+        earliest = log.earliest_seq
+    else:
+        earliest = retention.first_unexpired(log, ttl_ms, now_ms)
+        gap, seq = _gap(topic, request.from_seq, earliest, now_ms)
     last = min(log.head_seq, upto_seq)
     hole = log.hole_at_or_after(seq) if log.holes else None
     if hole is not None:
         last = min(last, hole.first_seq - 1)
-    if gap is not None and seq < retention.expired_floor(log, topic.config.ttl_ms, now_ms):
+    if gap is not None and seq < retention.expired_floor(log, ttl_ms, now_ms):
         # The records after the hole have expired; the next page reports them.
         last = seq - 1
     nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
@@ -228,7 +233,7 @@ class _Scan:
                 break
             if run.live_count == 0:
                 continue
-            if self._takes_whole(run, seq, last):
+            if isinstance(run, TailBlock) and self._takes_whole(run, seq, last):
                 if self.is_full:
                     return self._over_dead(run.last_seq, last)
                 continue
@@ -249,12 +254,11 @@ class _Scan:
                 return self._over_dead(run.first_seq + row - 1, last)
         return last
 
-    def _takes_whole(self, run: Run, seq: int, last: int) -> bool:
+    def _takes_whole(self, run: TailBlock, seq: int, last: int) -> bool:
         """Take all rows of a frozen block in one step, like `_take`: the common case."""
         count = len(run.dead)
         if (
-            not isinstance(run, TailBlock)
-            or not run.live_count == count <= self.limit
+            not run.live_count == count <= self.limit
             or not seq <= run.first_seq <= last - count + 1
             or run.live_bytes > self.bytes_left
             or self.scanned + count > PAGE_SCAN_SLOTS_MAX
@@ -286,7 +290,10 @@ class _Scan:
                 assert isinstance(run, OpenBlock)
                 first = rows[0]
                 block = run.block_of(first, rows[-1] + 1)
-                self.pieces.append(Piece(block, shifted(rows, first)))
+                is_whole = isinstance(rows, range)
+                self.pieces.append(
+                    Piece(block, range(len(rows)) if is_whole else shifted(rows, first))
+                )
         return stop
 
     def _sealed(self, run: SealedRun, row: int, end: int, low: int, high: int) -> int:
@@ -355,8 +362,14 @@ class _Scan:
             not (self.nodes or self.search or run.has_damage)
             and run.dead.find(1, row, scan_end) < 0
         )
+        taken: Sequence[int]
         if is_plain:
-            taken, stop = self._take_plain(run, row, scan_end)
+            # An unbroken range of rows, by arithmetic.
+            stop = min(scan_end, row + self.limit)
+            is_last = stop - row == self.limit or run is self.log.runs[-1]
+            if not (is_last and run.live_bytes <= self.bytes_left):
+                stop = self._weighed(run, row, stop)
+            taken = range(row, stop)
         else:
             taken, stop = self._take_picked(run, row, scan_end)
         self.limit -= len(taken)
@@ -365,9 +378,8 @@ class _Scan:
             self.is_full = True
         return taken, stop
 
-    def _take_plain(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Take an unbroken range of rows by arithmetic."""
-        stop = min(end, row + self.limit)
+    def _weighed(self, run: Run, row: int, stop: int) -> int:
+        """Weigh live rows that follow each other; returns the end of those that fit."""
         if row == 0 and stop == len(run.dead):
             weight = run.live_bytes
         else:
@@ -376,7 +388,7 @@ class _Scan:
             stop = self._fitting(run, row, stop)
             weight = run.live_bytes_between(row, stop)
         self.bytes_left -= weight
-        return range(row, stop), stop
+        return stop
 
     def _fitting(self, run: Run, row: int, stop: int) -> int:
         """The end of the rows that fit the remaining bytes; a page has at least one record."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Final, cast
 
 from topics_server.engine.answers import JsonPage, Page, Piece
 from topics_server.engine.log.block_slices import slice_block
@@ -137,6 +137,9 @@ class Fetcher:
         `shown`: if the caller renders `DATA`, the members that it renders. Then rows may be JSON
         objects. These are preferred to kept blocks, whose records would have to be rendered.
         """
+        if not (plan.pieces and isinstance(plan.pieces[0], SealedPiece)):
+            # Sealed records come before all others.
+            return page_of(plan, cast("list[Piece]", plan.pieces))
         topic_id, may_be_json = topic.topic_id, _may_be_json(shown)
         pieces: list[Piece] = []
         fetched: dict[Fetch, Block] = {}

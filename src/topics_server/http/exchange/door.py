@@ -29,8 +29,12 @@ class AnsweringConnection(Protocol):
     tasks: set[asyncio.Task[None]]
     # What the door keeps for this connection.
     recalled: object
-    # Whether a direct call has taken the request and will answer it.
+    # The number of the last request among all requests of the server.
+    last_request: int
+    # Whether a direct call has taken the request and will answer it, and whether that will be in a
+    # later turn of the loop than the request's.
     is_answering_directly: bool
+    is_late: bool
 
     def answer(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
         """Send the answer. `head` lacks its last, empty line."""

@@ -3,8 +3,9 @@
 A head that is written alone costs a system call and a packet, and wakes the client for half an
 answer. `JoinedWrites` holds a head until the next write, or until the end of the loop turn if no
 write follows (a stream without events yet). While other connections are answered too, an answer is
-sent after all other work of this turn (`write_soon`): clients that wake up one by one in between
-would take the processor, and send their next requests one by one. Used by `http/connection`.
+sent after all other work of this turn (`write_soon`, `is_put_off`): clients that wake up one by one
+in between would take the processor, and send their next requests one by one. Used by
+`http/connection`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,23 @@ COPIED_BYTES_MAX: Final = 16_384
 class JoinedWrites:
     """The transport of one connection, with its own `write`, `close` and `abort`."""
 
-    __slots__ = ("_held", "_loop", "_past", "_transport", "answer_bytes", "is_closing")
+    __slots__ = (
+        "_held",
+        "_loop",
+        "_past",
+        "_transport",
+        "answer_bytes",
+        "is_closing",
+        "is_put_off",
+    )
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         # Bytes of a large answer that is being sent. It stays in memory until its last byte is
         # sent.
         self.answer_bytes = 0
+        # Whether the next small answer is sent after all other work of its loop turn.
+        self.is_put_off = False
         self._loop = loop
         self._held: bytes | None = None
         self._past = transport.write
@@ -71,8 +82,14 @@ class JoinedWrites:
         """Send a head and a body in pieces, of `size` bytes together, as one."""
         if self._held is not None:
             self._flush()
+        is_put_off, self.is_put_off = self.is_put_off, False
         if size <= COPIED_BYTES_MAX:
-            self._transport.write(b"".join((head, *pieces)))
+            data = b"".join((head, *pieces))
+            if is_put_off:
+                self._held = data
+                self._loop.call_soon(self._flush)
+            else:
+                self._transport.write(data)
         else:
             self.answer_bytes = size
             self._transport.writelines((head, *pieces))

@@ -1,7 +1,7 @@
 """One shard's writer: groups entries, writes, syncs and reports them.
 
 Loop thread only, except `_work`, which the shard's worker runs. The file side (`wal_file`) belongs
-to the worker while a job is under way (`_job`), else to the loop; there is no lock. `sync_policy`
+to the worker while a job is under way (`job`), else to the loop; there is no lock. `sync_policy`
 stores how far the shard is written and synced, and decides when it syncs.
 
 The entries of one loop turn form a group. At the end of the turn the loop itself writes and reports
@@ -74,7 +74,6 @@ class WriterState(enum.Enum):
 # Access to an enum member costs a lookup, and each write needs several.
 _OPEN: Final = WriterState.OPEN
 _FULL: Final = WriterState.FULL
-_FAILED: Final = WriterState.FAILED
 
 
 class WalWriter:
@@ -110,7 +109,7 @@ class WalWriter:
         self._marks: Final = Watermarks(tail.last_lsn)
         self._policy: Final = SyncPolicy()
         self._probe_wanted = False
-        self._job: WriteJob | None = None
+        self.job: WriteJob | None = None
         self._flush_scheduled = False
         # A write on the loop failed beside a job: its remains are cut once the job is done.
         self._cut_wanted = False
@@ -132,11 +131,6 @@ class WalWriter:
     def queue_depth(self) -> int:
         """Entries waiting to be written."""
         return len(self._queue)
-
-    @property
-    def is_working(self) -> bool:
-        """Whether the worker has a job."""
-        return self._job is not None
 
     @property
     def queue_bytes(self) -> int:
@@ -260,7 +254,7 @@ class WalWriter:
         is_read_only = self.state is WriterState.READ_ONLY
         self.state = WriterState.CLOSED
         self._release_holders()
-        if self._job is not None:
+        if self.job is not None:
             is_read_only |= (await self._job_done()).error == READ_ONLY
         if not is_read_only:
             # Write the end mark, so that the sync is known after a power cut too.
@@ -290,7 +284,7 @@ class WalWriter:
         while self.state is _OPEN or self.state is _FULL:
             if self._queue and self._may_write_here():
                 self._write_here()
-            elif self._job is not None:
+            elif self.job is not None:
                 return
             elif self._is_hold_due:
                 self._start(HoldEndMark())
@@ -328,7 +322,7 @@ class WalWriter:
         """Whether the loop may write the next group itself, without blocking."""
         size, tail, policy = self._queue_bytes, self.tail, self._policy
         return (
-            (self._job is None or self._may_write_beside(self._job))
+            (self.job is None or self._may_write_beside(self.job))
             and size <= LOOP_WRITE_BYTES_MAX
             and (not (policy.is_due or policy.from_lsns) or policy.allows_write(self._queue))
             and tail.written_bytes - tail.covered_bytes + size <= LOOP_UNSYNCED_BYTES_MAX
@@ -368,7 +362,7 @@ class WalWriter:
         assert self._queue_bytes >= 0
         began_s = monotonic_s()
         # An entry that waits for a sync is synced next, so its end mark already says so.
-        sync_follows = group.sync_from_lsn is not None and self._job is None
+        sync_follows = group.sync_from_lsn is not None and self.job is None
         try:
             self.tail.write(group, sync_follows=sync_follows)
         except StorageError as error:
@@ -376,15 +370,21 @@ class WalWriter:
             self._fail_group(group)
             return
         took_ms = (monotonic_s() - began_s) * 1000
-        if self._job is not None and isinstance(self._job, SyncOnly):
+        if self.job is not None and isinstance(self.job, SyncOnly):
             self._policy.write_took(took_ms)
-        self._note_written(group)
+        # The body of `_note_written`, inlined, because every small group is written here.
+        assert self._marks.written_lsn < group.first_lsn <= group.last_lsn
+        self._marks.written_lsn = group.last_lsn
+        if group.sync_from_lsn is not None:
+            self._policy.ticket_waits(group.sync_from_lsn)
+        if self._sync_timer is None:
+            self._sync_later()
         self._report(write_ms=took_ms)
         # The answers are sent: none of them waits for the counters and the end mark.
         self.counters.loop_groups += 1
         self._count(group, took_ms)
         # A report may write more. If that fails, the worker writes the end mark.
-        if not self.tail.is_noted and self.state is not _FAILED:
+        if not self.tail.is_noted and self.state is not WriterState.FAILED:
             self.tail.note_end()
 
     def _count(self, group: NextGroup, write_ms: float) -> None:
@@ -414,7 +414,7 @@ class WalWriter:
 
     def _sync_due(self) -> None:
         self._sync_timer = None
-        if self.tail.dirty_bytes or self._job is not None:
+        if self.tail.dirty_bytes or self.job is not None:
             self._policy.is_due = True
             self._pump()
 
@@ -428,8 +428,8 @@ class WalWriter:
     # -- the worker's side -----------------------------------------------------------------
 
     def _start(self, job: WriteJob) -> None:
-        assert self._job is None
-        self._job = job
+        assert self.job is None
+        self.job = job
         match job:
             case WriteGroup(sync=True):
                 self._policy.is_due = False
@@ -459,7 +459,7 @@ class WalWriter:
 
     def _done(self, outcome: Outcome) -> None:
         """Report the outcome of a job and start the next one; runs on the loop."""
-        self._job = None
+        self.job = None
         job = outcome.job
         if self._closing_job is not None:
             if outcome.error == READ_ONLY:
@@ -553,10 +553,10 @@ class WalWriter:
 
     def _fail_group(self, group: NextGroup) -> None:
         """Cut the remains of the loop's failed write on the worker, then answer."""
-        self.state = _FAILED
+        self.state = WriterState.FAILED
         self._failed_lsn = group.first_lsn
         self._drop_queue()
-        if self._job is None:
+        if self.job is None:
             self._start(CutBack())
         else:
             self._cut_wanted = True

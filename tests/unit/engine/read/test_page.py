@@ -75,6 +75,11 @@ def test_the_byte_budget_counts_over_blocks() -> None:
     assert seqs_of(page) == list(range(1, 257))
     page = driver.read(0, 1000, sum(sizes[:300]))
     assert seqs_of(page) == list(range(1, 301))
+    # From the middle of a block whose rows all fit.
+    page = driver.read(100, 1000, sum(sizes[100:400]))
+    assert seqs_of(page) == list(range(101, 401))
+    page = driver.read(100, 156, sum(sizes[:256]))
+    assert seqs_of(page) == list(range(101, 257))
 
 
 def test_a_page_examines_a_bounded_number_of_slots() -> None:

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from topics_server.http.connection import HttpConnection
-from topics_server.http.exchange.joined_writes import JoinedWrites
+from topics_server.http.exchange.joined_writes import COPIED_BYTES_MAX, JoinedWrites
 
 pytestmark = pytest.mark.anyio
 
@@ -280,6 +280,24 @@ async def test_pieces_that_wait_leave_in_order_and_once() -> None:
     writes.write_soon(b"HTTP/1.1 4", b"d")
     await turns()
     assert wire.pieces[2:] == [b"HTTP/1.1 4d"]
+
+
+async def test_a_small_answer_that_is_put_off_leaves_at_the_end_of_the_turn() -> None:
+    wire = Wire()
+    writes = JoinedWrites(wire, asyncio.get_running_loop())
+    writes.is_put_off = True
+    writes.write_pieces(b"HTTP/1.1 1", (b"a",), 1)
+    assert wire.pieces == []
+    await turns(1)
+    assert wire.pieces == [b"HTTP/1.1 1a"]
+    writes.write_pieces(b"HTTP/1.1 2", (b"b",), 1)
+    assert wire.pieces[1:] == [b"HTTP/1.1 2b"], "the next one is not"
+    writes.is_put_off = True
+    large = bytes(COPIED_BYTES_MAX + 1)
+    writes.write_pieces(b"HTTP/1.1 3", (large,), len(large))
+    assert wire.pieces[2:] == [b"HTTP/1.1 3" + large]
+    writes.write_pieces(b"HTTP/1.1 4", (b"d",), 1)
+    assert wire.pieces[3:] == [b"HTTP/1.1 4d"]
 
 
 async def test_pipelined_answers_of_a_busy_server_keep_their_order() -> None:

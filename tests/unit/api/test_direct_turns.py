@@ -1,0 +1,128 @@
+"""When a direct answer is sent: at once to few clients, at the end of the turn to many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.unit.api.test_direct import APPEND, DIFF, Side, request
+from tests.unit.http.exchange.test_joined_writes import Wire, turns
+from topics_server.http.connection import HttpConnection
+
+pytestmark = pytest.mark.anyio
+
+READ = request(DIFF, b"/v0/topics/t/diff")
+CROWD = 8
+
+
+class Crowd:
+    """A server with one topic and some clients, which send requests in turns."""
+
+    def __init__(self, clients: int, *, is_prompt: bool = True) -> None:
+        self.side = Side(HttpConnection, is_prompt=is_prompt)
+        self.clients: list[tuple[Any, Wire]] = [self.side.connect() for _ in range(clients)]
+
+    def send(self, data: bytes) -> list[int]:
+        """Every client sends the request; returns how many answers each one got at once."""
+        before = [len(wire.pieces) for _, wire in self.clients]
+        for protocol, _ in self.clients:
+            protocol.data_received(data)
+        return self.since(before)
+
+    def since(self, before: list[int]) -> list[int]:
+        return [
+            len(wire.pieces) - count for (_, wire), count in zip(self.clients, before, strict=True)
+        ]
+
+    def end(self) -> None:
+        for protocol, _ in (*self.clients, (self.side.protocol, None)):
+            protocol.connection_lost(None)
+
+
+async def crowd(clients: int) -> Crowd:
+    made = Crowd(clients)
+    await made.side.create()
+    made.send(READ)
+    await turns()
+    return made
+
+
+async def test_few_clients_are_answered_at_once() -> None:
+    few = await crowd(CROWD - 1)
+    assert few.send(READ) == [1] * (CROWD - 1)
+    few.end()
+
+
+async def test_answers_to_many_clients_leave_once_at_the_end_of_the_turn() -> None:
+    many = await crowd(CROWD)
+    before = [len(wire.pieces) for _, wire in many.clients]
+    assert many.send(READ) == [0] * CROWD
+    await turns(1)
+    assert many.since(before) == [1] * CROWD
+    await turns()
+    assert many.since(before) == [1] * CROWD
+    records = {wire.pieces[-1].partition(b'"records":')[2][:60] for _, wire in many.clients}
+    assert len(records) == 1
+    many.end()
+
+
+async def test_a_busy_client_among_idle_ones_is_answered_at_once() -> None:
+    many = await crowd(CROWD)
+    protocol, wire = many.clients[0]
+    for _ in range(3):
+        await turns()
+        wire.pieces.clear()
+        protocol.data_received(READ)
+    assert len(wire.pieces) == 1
+    many.end()
+
+
+async def test_an_answer_that_waits_for_the_end_of_the_turn_survives_a_stop() -> None:
+    many = await crowd(CROWD)
+    before = [len(wire.pieces) for _, wire in many.clients]
+    many.send(READ)
+    for protocol, _ in many.clients:
+        protocol.shutdown()
+    assert many.since(before) == [1] * CROWD
+    assert all(wire.is_closing() for _, wire in many.clients)
+    await turns()
+    assert many.since(before) == [1] * CROWD
+    many.end()
+
+
+async def test_an_append_of_a_crowd_is_answered_in_the_turn_that_commits_it() -> None:
+    """Its client works while the answers of the other appends are made."""
+    many = Crowd(CROWD, is_prompt=False)
+    side = many.side
+    creating = asyncio.ensure_future(side.create())
+    await turns()
+    shard = side.rig.journal.submitted[0].shard
+    side.rig.journal.sync(shard)
+    await creating
+    many.send(READ)
+    await turns()
+    assert many.send(request(APPEND)) == [0] * CROWD
+    await turns()
+    before = [len(wire.pieces) for _, wire in many.clients]
+    side.rig.journal.write(shard)
+    assert many.since(before) == [1] * CROWD
+    many.end()
+
+
+async def test_only_the_client_of_the_last_answer_is_polled_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = await crowd(2)
+    noted: list[float] = []
+    polling = two.side.state.busy_polling
+    monkeypatch.setattr(polling, "answered_again", lambda _, started_ms: noted.append(started_ms))
+    two.send(READ)
+    two.send(READ)
+    assert noted == []
+    for _ in range(3):
+        two.clients[0][0].data_received(READ)
+    assert len(noted) == 2
+    assert noted == sorted(noted)
+    two.end()
