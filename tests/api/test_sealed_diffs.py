@@ -9,26 +9,11 @@ import pytest
 
 from tests.api.watch.streams import Live
 from tests.storage.fake_disk import FakeDisk
+from topics_server.engine.pressure.throttle import Throttle
 
 pytestmark = pytest.mark.anyio
 
 RECORDS = 300
-
-
-class Turns:
-    """A throttle whose turns come at once."""
-
-    is_active = True
-
-    def __init__(self) -> None:
-        self.given = 0
-
-    def passes(self, name: str) -> bool:
-        return False
-
-    async def turn(self, name: str, size: int) -> float:
-        self.given += 1
-        return 0.0
 
 
 async def not_called(*_: Any) -> None:
@@ -60,13 +45,16 @@ async def test_a_page_is_made_of_objects_with_and_without_a_turn(
     live: Live, disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, asked: Any, is_cached: bool
 ) -> None:
     disk.is_cached = is_cached
-    turns = Turns()
+    throttle = Throttle()
+    throttle.is_active = True
+    # So many requests of this turn have started that the next one waits.
+    throttle._passed = 10**9
     monkeypatch.setattr(live.node.store, "read", not_called)
     # The first read opens the file.
     assert await diffed(live, **asked) == list(range(RECORDS))
     if is_cached:
         monkeypatch.setattr(live.node.store, "read_json_from_disk", not_called)
     assert await diffed(live, **asked) == list(range(RECORDS))
-    monkeypatch.setattr(live.node.state, "throttle", turns)
+    monkeypatch.setattr(live.node.state, "throttle", throttle)
     assert await diffed(live, **asked) == list(range(RECORDS))
-    assert turns.given == 1
+    assert throttle.queued_total == 1

@@ -482,6 +482,15 @@ GUARDS: Final[list[Guard]] = [
         ),
     ),
     *guards(
+        "api/records/handlers.py",
+        "unit/api/test_direct_turns.py",
+        (
+            "a diff that may wait for records has a task under pressure",
+            "        if asked.wait_ms:\n            return _diff_in_turn",
+            "        if False:\n            return _diff_in_turn",
+        ),
+    ),
+    *guards(
         "api/direct.py",
         "unit/api/test_direct_turns.py",
         (

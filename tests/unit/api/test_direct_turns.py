@@ -1,14 +1,19 @@
-"""When a direct answer is sent: at once to few clients, at the end of the turn to many."""
+"""Direct answers and turns: few clients are answered at once, many at the end of the turn.
+
+Under pressure a diff has its turn without a task.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from tests.unit.api.test_direct import APPEND, DIFF, Side, request
 from tests.unit.http.exchange.test_joined_writes import Wire, turns
+from topics_server.engine.pressure.throttle import Throttle
 from topics_server.http.connection import HttpConnection
 
 pytestmark = pytest.mark.anyio
@@ -126,3 +131,93 @@ async def test_only_the_client_of_the_last_answer_is_polled_for(
     assert len(noted) == 2
     assert noted == sorted(noted)
     two.end()
+
+
+def under_pressure(side: Side) -> list[int]:
+    """Requests wait for their turn until the returned list has a 0."""
+    backlog = [10**9]
+    side.state.throttle = Throttle(backlog_bytes=lambda: backlog[0])
+    side.state.throttle.is_active = True
+    side.state.throttle._passed = 10**9
+    return backlog
+
+
+async def answered(side: Side, count: int = 1) -> None:
+    for _ in range(400):
+        if side.sent.count(b"HTTP/1.1 ") >= count:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(side.sent)
+
+
+async def test_under_pressure_a_diff_waits_for_its_turn_without_a_task() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    backlog = under_pressure(side)
+    side.protocol.data_received(READ)
+    await turns()
+    assert not side.wire.pieces
+    assert not side.protocol.tasks
+    backlog[0] = 0
+    await answered(side)
+    assert b'"records":[{"$seq":1' in side.sent
+    waited = re.search(rb'"throttle_wait_ms":([0-9.]+)', b"".join(side.wire.pieces))
+    assert waited is not None
+    assert float(waited[1]) > 0
+    side.protocol.connection_lost(None)
+
+
+async def test_under_pressure_a_diff_is_refused_in_the_end() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    under_pressure(side)
+    side.protocol.data_received(READ)
+    await answered(side)
+    assert side.sent.startswith(b"HTTP/1.1 429 ")
+    assert side.state.throttle.throttled_total == {"late": 1, "full": 0}
+    side.protocol.connection_lost(None)
+
+
+async def test_under_pressure_a_wrong_diff_gets_its_error_at_once() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    under_pressure(side)
+    side.protocol.data_received(request(b'{"from_seq":-1}', b"/v0/topics/t/diff"))
+    assert side.sent.startswith(b"HTTP/1.1 400 ")
+    side.protocol.connection_lost(None)
+
+
+async def test_under_pressure_a_diff_reads_the_disk_after_its_turn() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    topic = side.rig.registry.find("t")
+    assert topic is not None
+    await side.rig.sealer.tend(topic, force_seal=True)
+    backlog = under_pressure(side)
+    side.protocol.data_received(READ)
+    side.protocol.data_received(request(None, headers=b"", method=b"GET"))
+    await turns()
+    assert not side.protocol.tasks
+    backlog[0] = 0
+    await answered(side, 2)
+    assert 0 < side.sent.find(b'"first": "of them"') < side.sent.find(b'"config"')
+    side.protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("name", [b"wait_ms", rb"\u0077ait_ms"])
+async def test_under_pressure_a_diff_waits_for_records_after_its_turn(name: bytes) -> None:
+    """It waits until its client is gone, too, and only a task can do that."""
+    side = Side(HttpConnection)
+    await side.create()
+    backlog = under_pressure(side)
+    body = b'{"from_seq":1,"%b":60000}' % name
+    side.protocol.data_received(request(body, b"/v0/topics/t/diff"))
+    await turns()
+    assert side.protocol.tasks
+    backlog[0] = 0
+    await asyncio.sleep(0.02)
+    assert not side.wire.pieces
+    await side.rig.append("t", {"n": 20})
+    await answered(side)
+    assert b'"n": 20' in side.sent or b'"n":20' in side.sent
+    side.protocol.connection_lost(None)

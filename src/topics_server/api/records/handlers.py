@@ -34,7 +34,7 @@ from topics_server.api.messages.responses import (
 )
 from topics_server.api.messages.trace_headers import TRACEPARENT, trace_of
 from topics_server.api.messages.visibility import check_config
-from topics_server.api.readiness import admit
+from topics_server.api.readiness import admit, refusal
 from topics_server.api.request import Pending, Request, Response, held_by
 from topics_server.api.waiting_turn import WaitingTurn
 from topics_server.auth.authorize import check_scopes
@@ -199,13 +199,28 @@ def _must_run(state: ServerState, body: bytes) -> bool:
     return decode_append(body, max_records=state.settings.max_batch_records).disable_backpressure
 
 
-def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any, Response]:
+def diff(
+    state: ServerState, request: Request
+) -> Response | Pending | Coroutine[Any, Any, Response]:
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
+    if state.phase != "ready":
+        raise refusal(state)
+    asked, shown = _asked_diff(state, request)
+    throttle = state.throttle
+    if throttle.is_active and not throttle.passes(request.name):
+        if asked.wait_ms:
+            return _diff_in_turn(state, request, asked, shown)
+        begin = partial(_begin_diff, state, asked=asked, shown=shown)
+        waiting = WaitingTurn(state, request, request.name, begin)
+        return Pending(waiting.when_resolved, waiting.answer)
+    return _begin_diff(state, request, asked, shown)
+
+
+def _begin_diff(
+    state: ServerState, request: Request, asked: ReadRequest, shown: int
+) -> Response | Coroutine[Any, Any, Response]:
     store = state.store if state.phase == "ready" else admit(state)
     assert store is not None, "ready means there is a store"
-    if state.throttle.is_active and not state.throttle.passes(request.name):
-        return _diff_in_turn(state, request)
-    asked, shown = _asked_diff(state, request)
     page: Page | JsonPage | None = None
     if asked.read_as is None:
         page = store.read_json(request.name, asked, shown)
@@ -214,14 +229,13 @@ def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any,
     return _diff_slowly(state, request, asked, shown, page)
 
 
-async def _diff_in_turn(state: ServerState, request: Request) -> Response:
-    """A diff that waits for its turn under pressure."""
+async def _diff_in_turn(
+    state: ServerState, request: Request, asked: ReadRequest, shown: int
+) -> Response:
+    """A diff that waits for its turn under pressure, and may wait for records after that."""
     request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
-    asked, shown = _asked_diff(state, request)
-    page: Page | JsonPage | None = None
-    if asked.read_as is None:
-        page = admit(state).read_json(request.name, asked, shown)
-    return await _diff_slowly(state, request, asked, shown, page)
+    answer = _begin_diff(state, request, asked, shown)
+    return answer if isinstance(answer, Response) else await answer
 
 
 async def _diff_slowly(
