@@ -220,8 +220,13 @@ GARBAGE: Final[list[Guard]] = [
         ),
         (
             "the loop writes no end mark beside the cut of a failed write",
-            "if not self.tail.is_noted and self.state is not WriterState.FAILED:",
+            "if not self.tail.is_noted and not isinstance(self.job, CutBack):",
             "if not self.tail.is_noted:",
+        ),
+        (
+            "a group gets its end mark also if one behind it fails beside a sync",
+            "not self.tail.is_noted and not isinstance(self.job, CutBack)",
+            "not self.tail.is_noted and self.state is not WriterState.FAILED",
         ),
     ),
     *guards(

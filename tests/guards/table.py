@@ -510,8 +510,17 @@ GUARDS: Final[list[Guard]] = [
         ),
         (
             "the loop polls only for the client of the last answer",
-            "        if not others:\n",
-            "        if True:\n",
+            "        if others:\n            polling.streak = 0",
+            "        if False:\n            polling.streak = 0",
+        ),
+    ),
+    *guards(
+        "http/connection.py",
+        "unit/api/test_direct_turns.py",
+        (
+            "a client that sends no more gets the answers that are held",
+            "        self.transport.flush()\n\n    def pause_writing",
+            "\n    def pause_writing",
         ),
     ),
     *guards(
@@ -528,12 +537,12 @@ GUARDS: Final[list[Guard]] = [
         "unit/runtime/test_busy_polling.py",
         (
             "the loop polls after a request only if it came soon",
-            "self._streak + 1 if is_soon else 0",
-            "self._streak + 1",
+            "self.streak + 1 if is_soon else 0",
+            "self.streak + 1",
         ),
         (
             "the loop polls only after a row of such requests",
-            "if self._streak >= _STREAK:",
+            "if self.streak >= _STREAK:",
             "if is_soon:",
         ),
         (

@@ -320,8 +320,9 @@ def test_the_example_lists_every_setting_with_its_default_and_a_line() -> None:
 
 def example_default(name: str) -> str:
     """A default in the form of the example: empty if unset, or if the machine decides."""
-    default = Settings.model_fields[name].default
-    if name == "wal_shards" or default is None:
+    field = Settings.model_fields[name]
+    default = field.default
+    if field.default_factory is not None or default is None:
         return ""
     if name == "data_dir":
         return f"./{default}"

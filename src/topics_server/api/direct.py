@@ -50,9 +50,10 @@ from topics_server.runtime.clock import monotonic_s
 from topics_server.values.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
-# Header fields that differ between requests, or whose effect depends on more than the head.
-# So many other connections were answered since this one: then answers leave at the end of a turn.
+# If so many other requests were answered since a connection's last one, its small answers leave at
+# the end of the turn.
 _CROWD: Final = 7
+# Header fields that differ between requests, or whose effect depends on more than the head.
 _PASSING: Final = frozenset(
     b"x-request-id idempotency-key last-event-id origin sec-fetch-site if-none-match range "
     b"if-match producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
@@ -380,8 +381,11 @@ class HotCall:
         connection.is_late = False
         connection.answer(b"%b%b\r\n" % (first, last), pieces, size)
         # The client does not wait for the rest.
-        if not others:
-            self._state.busy_polling.answered_again(connection.loop, request.started_ms)
+        polling = self._state.busy_polling
+        if others:
+            polling.streak = 0
+        else:
+            polling.answered_again(connection.loop, request.started_ms)
         front.observer.answered(
             route, self._method, self._path, status, size, request.started_ms, made_id
         )

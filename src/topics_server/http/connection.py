@@ -134,8 +134,7 @@ class HttpConnection(asyncio.Protocol):
             self.read_scheduler = door.read_scheduler
             refusal = self.timeouts.crowded(self.connections, self)
             if refusal is not None:
-                # Close at once: another connection needs the place before this client reads the
-                # error.
+                # Close at once: another connection needs the place.
                 self.is_over = True
                 self.transport.write(self.error_bytes(refusal))
                 self.transport.close()
@@ -172,9 +171,10 @@ class HttpConnection(asyncio.Protocol):
             self.exchange.keep_alive = False
 
     def eof_received(self) -> None:
-        """The client sends no more bytes: parse the bytes that are held."""
+        """The client sends no more bytes: parse those that are held, and send held answers."""
         while self.read_scheduler is not None and self.read_scheduler.holds(self):
             self.read_scheduler.release(self)
+        self.transport.flush()
 
     def pause_writing(self) -> None:
         """The client does not read: start no further request."""

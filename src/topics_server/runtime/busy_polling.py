@@ -27,23 +27,24 @@ def _always() -> bool:
 class BusyPolling:
     """Polls for at most `most_us` microseconds after an answer; 0: never.
 
-    `is_resting` tells whether no other thread of the process works.
+    `is_resting` tells whether no other thread of the process works. `streak` counts the requests
+    that came soon, one after the other; an answer to another client sets it to 0.
     """
 
     def __init__(self, most_us: int = 0) -> None:
         self.is_resting: Callable[[], bool] = _always
         self._most_ms: Final = most_us / 1000
         self._answered_ms = self._until_ms = 0.0
-        self._streak = 0
+        self.streak = 0
         self._is_polling = False
 
     def answered_again(self, loop: asyncio.AbstractEventLoop, started_ms: float) -> None:
         """Note an answer to the client of the last answer; the request arrived at `started_ms`."""
         now_ms = monotonic_s() * 1000
         is_soon = started_ms - self._answered_ms < self._most_ms
-        self._streak = self._streak + 1 if is_soon else 0
+        self.streak = self.streak + 1 if is_soon else 0
         self._answered_ms = now_ms
-        if self._streak >= _STREAK:
+        if self.streak >= _STREAK:
             self._until_ms = now_ms + self._most_ms
             if not self._is_polling:
                 self._is_polling = True

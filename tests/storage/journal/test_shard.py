@@ -792,6 +792,34 @@ def test_a_write_that_fails_inside_a_report_leaves_the_end_mark_to_the_worker() 
     again.close()
 
 
+def test_a_write_that_fails_inside_a_report_beside_a_sync_leaves_the_mark_of_the_first() -> None:
+    """The loop owns the mark during a sync: the group that was answered is in it at once."""
+    disk = new_disk(4)
+    life = syncing(disk)
+    shard = life.journal.shards[0]
+    failed: list[int] = []
+    on_progress = shard.on_progress
+    assert on_progress is not None
+
+    def note(progress: ShardProgress) -> None:
+        on_progress(progress)
+        if not failed:
+            disk.fail("write", "enospc", path=WAL_FILES)
+            failed.append(life.submit(append(0, 3)))
+            shard.flush()
+
+    shard.on_progress = note
+    written = life.submit(append(0, 2))
+    life.turn(2)
+    assert (shard.state, isinstance(shard.job, SyncOnly)) == (WriterState.FAILED, True)
+    mark = read_end_mark(disk, WAL, 1, 0)
+    assert (mark.written_lsn, mark.is_syncing) == (written, True)
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(again.recover("power")) >= {1, written}
+    again.close()
+
+
 def test_a_write_that_fails_beside_a_sync_is_cut_behind_it() -> None:
     disk = new_disk(4)
     life = syncing(disk)

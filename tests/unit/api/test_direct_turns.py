@@ -97,6 +97,19 @@ async def test_an_answer_that_waits_for_the_end_of_the_turn_survives_a_stop() ->
     many.end()
 
 
+async def test_a_client_that_sends_no_more_gets_the_answer_that_waits() -> None:
+    """The transport is closed behind its last bytes, and takes no more."""
+    many = await crowd(CROWD)
+    before = [len(wire.pieces) for _, wire in many.clients]
+    many.send(READ)
+    for protocol, wire in many.clients:
+        protocol.eof_received()
+        wire.close()
+    await turns()
+    assert many.since(before) == [1] * CROWD
+    many.end()
+
+
 async def test_an_append_of_a_crowd_is_answered_in_the_turn_that_commits_it() -> None:
     """Its client works while the answers of the other appends are made."""
     many = Crowd(CROWD, is_prompt=False)
@@ -130,6 +143,11 @@ async def test_only_the_client_of_the_last_answer_is_polled_for(
         two.clients[0][0].data_received(READ)
     assert len(noted) == 2
     assert noted == sorted(noted)
+    polling.streak = 7
+    two.clients[0][0].data_received(READ)
+    assert polling.streak == 7
+    two.clients[1][0].data_received(READ)
+    assert polling.streak == 0
     two.end()
 
 

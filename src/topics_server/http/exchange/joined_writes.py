@@ -60,7 +60,7 @@ class JoinedWrites:
             self.write_joined(held, data)
         elif data[:9] == _HEAD:
             self._held = data
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         else:
             self._transport.write(data)
 
@@ -70,9 +70,9 @@ class JoinedWrites:
 
     def write_soon(self, head: bytes, body: bytes) -> None:
         """Send two pieces as one, after all other work of this loop turn."""
-        self._flush()
+        self.flush()
         self._held = head + body
-        self._loop.call_soon(self._flush)
+        self._loop.call_soon(self.flush)
 
     def write_joined(self, head: bytes, body: bytes) -> None:
         """Send two pieces as one, after a held head."""
@@ -81,13 +81,13 @@ class JoinedWrites:
     def write_pieces(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
         """Send a head and a body in pieces, of `size` bytes together, as one."""
         if self._held is not None:
-            self._flush()
+            self.flush()
         is_put_off, self.is_put_off = self.is_put_off, False
         if size <= COPIED_BYTES_MAX:
             data = b"".join((head, *pieces))
             if is_put_off:
                 self._held = data
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self.flush)
             else:
                 self._transport.write(data)
         else:
@@ -95,7 +95,8 @@ class JoinedWrites:
             self._transport.writelines((head, *pieces))
             self.answer_bytes = 0
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is held back."""
         held = self._held
         if held is not None:
             self._held = None
@@ -104,12 +105,12 @@ class JoinedWrites:
 
     def finish(self) -> None:
         """Send a held head, then end the sending side."""
-        self._flush()
+        self.flush()
         self._transport.write_eof()
 
     def close(self) -> None:
         """Send a held head, then close."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def abort(self) -> None:

@@ -383,8 +383,8 @@ class WalWriter:
         # The answers are sent: none of them waits for the counters and the end mark.
         self.counters.loop_groups += 1
         self._count(group, took_ms)
-        # A report may write more. If that fails, the worker writes the end mark.
-        if not self.tail.is_noted and self.state is not WriterState.FAILED:
+        # A report may write more. If that fails, the worker may cut and write the end mark.
+        if not self.tail.is_noted and not isinstance(self.job, CutBack):
             self.tail.note_end()
 
     def _count(self, group: NextGroup, write_ms: float) -> None:
