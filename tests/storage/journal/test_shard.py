@@ -768,7 +768,8 @@ def test_a_write_that_fails_inside_a_report_leaves_the_end_mark_to_the_worker() 
     life = started(disk, turns=5)
     shard = life.journal.shards[0]
     mark = shard.tail._end_mark
-    before, failed = mark._counter, []
+    before = mark._counter
+    failed: list[int | None] = []
     on_progress = shard.on_progress
     assert on_progress is not None
 
@@ -797,7 +798,7 @@ def test_a_write_that_fails_inside_a_report_beside_a_sync_leaves_the_mark_of_the
     disk = new_disk(4)
     life = syncing(disk)
     shard = life.journal.shards[0]
-    failed: list[int] = []
+    failed: list[int | None] = []
     on_progress = shard.on_progress
     assert on_progress is not None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +15,13 @@ MOST_MS = 0.1
 ANSWER_MS = 0.04
 
 
-class Loop(asyncio.AbstractEventLoop):
+class Loop:
     """A loop whose turns the test makes; `ready` are the calls of the next turn."""
 
     def __init__(self) -> None:
         self.ready: list[Callable[[], object]] = []
 
-    def call_soon(self, callback: Any, *args: Any, **_: Any) -> Any:
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
         self.ready.append(lambda: callback(*args))
 
     def turn(self) -> None:
@@ -41,7 +40,7 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most_us: int = 100) -> None:
         self.now_ms = 1_000_000.0
         monkeypatch.setattr(busy_polling, "monotonic_s", lambda: self.now_ms / 1000)
-        self.loop = Loop()
+        self.loop: Any = Loop()
         self.polling = BusyPolling(most_us)
 
     def request(self, pause_ms: float = 0.02) -> None:
