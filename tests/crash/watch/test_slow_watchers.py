@@ -44,6 +44,10 @@ SOCKET_BYTES_MAX: Final = 256 * KIB
 IDLE_STREAM_BYTES_MAX: Final = 60 * KIB
 IDLE_SECONDS: Final = 5.0
 IDLE_CORE_MAX: Final = 0.02
+# On a machine on which each wake-up costs more, the server without streams costs more, too: 0.4 %
+# of a core where 200 streams cost 1.5.
+IDLE_TIMES_MAX: Final = 5.0
+IDLE_WINDOWS: Final = 3
 
 
 @pytest.fixture
@@ -348,6 +352,19 @@ def test_unread_sockets_cost_the_others_nothing(
     asyncio.run(slow_scene(server, slow_sockets, load_mb))
 
 
+async def idle_core(server: Server) -> float:
+    """The share of a core that the server takes without requests.
+
+    Other work on the machine only adds to it, so the least of some windows counts.
+    """
+    found = []
+    for _ in range(IDLE_WINDOWS):
+        began = cpu_seconds(server)
+        await asyncio.sleep(IDLE_SECONDS)
+        found.append((cpu_seconds(server) - began) / IDLE_SECONDS)
+    return min(found)
+
+
 async def idle_scene(server: Server, idle_streams: int) -> None:
     """Streams without news: the cost of each, and of all of them."""
     scene = Scene(server)
@@ -365,23 +382,23 @@ async def idle_scene(server: Server, idle_streams: int) -> None:
                 pass
         return made
 
+    alone = await idle_core(server)
     streams = await open_some(20)  # the first streams also pay for shared objects
     before = anonymous_bytes(server)
     streams += await open_some(idle_streams)
     each = (anonymous_bytes(server) - before) / idle_streams
-    began = cpu_seconds(server)
-    await asyncio.sleep(IDLE_SECONDS)
-    core = (cpu_seconds(server) - began) / IDLE_SECONDS
+    core = await idle_core(server)
     print(
         f"\n{idle_streams} idle streams: {each / KIB:.1f} KiB each (RssAnon), "
-        f"{core * 100:.2f} % of a core over {IDLE_SECONDS:.0f} s at a heartbeat of 15 s"
+        f"{core * 100:.2f} % of a core over {IDLE_SECONDS:.0f} s at a heartbeat of 15 s "
+        f"({alone * 100:.2f} % without streams)"
     )
     assert gauge(server, "topics_sse_connections") == len(streams)
     for stream in streams:
         stream.abort()
     await soon(lambda: gauge(server, "topics_sse_connections") == 0, "all are closed")
     assert each <= IDLE_STREAM_BYTES_MAX
-    assert core < IDLE_CORE_MAX
+    assert core < max(IDLE_CORE_MAX, IDLE_TIMES_MAX * alone)
     scene.http.close()
 
 
