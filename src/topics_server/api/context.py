@@ -420,6 +420,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     `shards` returns the journal's metrics. `connections` counts open streams and WebSockets
     (`api/readiness`). `requests` counts answers, `disk` (*blocking*) the files on disk. `timeouts`
     holds the connection timeouts, `read_scheduler` the received bytes that are read later.
+    `busy_polling` polls for a lone client's next request.
     `uploads` counts the bytes of bodies and messages being received, `upload_turns` the connections
     that wait to send, `body_turns` the requests whose bodies wait to be decoded.
     """

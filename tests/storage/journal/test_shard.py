@@ -10,7 +10,7 @@ import pytest
 from tests.garbage import nothing_for_the_collector
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal.journal_rig import SMALL, WAL, Life, append, new_disk
-from topics_server.values.entries import RecordsDeleted
+from topics_server.values.entries import Entry, RecordsDeleted
 from topics_server.values.errors import Code, ReadOnly
 from topics_server.values.limits import KIB, LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
 from topics_server.values.storage_types import ReplayStart, ShardProgress
@@ -762,13 +762,12 @@ def test_the_end_mark_is_written_before_a_sync_and_after_its_answer() -> None:
     life.close()
 
 
-def test_a_write_that_fails_inside_a_report_leaves_the_end_mark_to_the_worker() -> None:
-    """A router's copy is written while the answers of its source are sent."""
-    disk = new_disk(2)
-    life = started(disk, turns=5)
+def write_and_fail_in_the_next_report(life: Life, entry: Entry) -> list[int | None]:
+    """The next report writes this entry at once, as for a router's copy, and the disk refuses it.
+
+    The returned list gets the lsn of the entry.
+    """
     shard = life.journal.shards[0]
-    mark = shard.tail._end_mark
-    before = mark._counter
     failed: list[int | None] = []
     on_progress = shard.on_progress
     assert on_progress is not None
@@ -776,11 +775,21 @@ def test_a_write_that_fails_inside_a_report_leaves_the_end_mark_to_the_worker() 
     def note(progress: ShardProgress) -> None:
         on_progress(progress)
         if not failed:
-            disk.fail("write", "enospc", path=WAL_FILES)
-            failed.append(life.submit(append(0, 2)))
+            life.disk.fail("write", "enospc", path=WAL_FILES)
+            failed.append(life.submit(entry))
             shard.flush()
 
     shard.on_progress = note
+    return failed
+
+
+def test_a_write_that_fails_inside_a_report_leaves_the_end_mark_to_the_worker() -> None:
+    disk = new_disk(2)
+    life = started(disk, turns=5)
+    shard = life.journal.shards[0]
+    mark = shard.tail._end_mark
+    before = mark._counter
+    failed = write_and_fail_in_the_next_report(life, append(0, 2))
     written = life.submit(append(0, 1))
     life.turn(2)
     assert (shard.state, mark._counter - before) == (WriterState.FAILED, 0)
@@ -798,18 +807,7 @@ def test_a_write_that_fails_inside_a_report_beside_a_sync_leaves_the_mark_of_the
     disk = new_disk(4)
     life = syncing(disk)
     shard = life.journal.shards[0]
-    failed: list[int | None] = []
-    on_progress = shard.on_progress
-    assert on_progress is not None
-
-    def note(progress: ShardProgress) -> None:
-        on_progress(progress)
-        if not failed:
-            disk.fail("write", "enospc", path=WAL_FILES)
-            failed.append(life.submit(append(0, 3)))
-            shard.flush()
-
-    shard.on_progress = note
+    write_and_fail_in_the_next_report(life, append(0, 3))
     written = life.submit(append(0, 2))
     life.turn(2)
     assert (shard.state, isinstance(shard.job, SyncOnly)) == (WriterState.FAILED, True)

@@ -351,7 +351,7 @@ async def test_one_request_is_served_in_the_call_that_brings_many() -> None:
 
 
 def under_pressure(side: Side) -> list[int]:
-    """Let appends wait for their turn until the returned list holds a 0."""
+    """Let requests wait for their turn until the returned list holds a 0."""
     backlog = [10**9]
     side.state.throttle = Throttle(backlog_bytes=lambda: backlog[0])
     side.state.throttle.is_active = True
@@ -454,9 +454,9 @@ async def test_a_wrong_append_under_pressure_gets_its_error() -> None:
     side.protocol.connection_lost(None)
 
 
-async def answered(side: Side) -> None:
+async def answered(side: Side, count: int = 1) -> None:
     for _ in range(10_000):
-        if side.wire.pieces:
+        if len(side.wire.pieces) >= count:
             return
         await asyncio.sleep(0.001)
     raise AssertionError("no answer")

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.test_direct import APPEND, DIFF, Side, request
+from tests.unit.api.test_direct import APPEND, DIFF, Side, answered, request, under_pressure
 from tests.unit.http.exchange.test_joined_writes import Wire, turns
-from topics_server.engine.pressure.throttle import Throttle
 from topics_server.http.connection import HttpConnection
 
 pytestmark = pytest.mark.anyio
@@ -149,23 +148,6 @@ async def test_only_the_client_of_the_last_answer_is_polled_for(
     two.clients[1][0].data_received(READ)
     assert polling.streak == 0
     two.end()
-
-
-def under_pressure(side: Side) -> list[int]:
-    """Requests wait for their turn until the returned list has a 0."""
-    backlog = [10**9]
-    side.state.throttle = Throttle(backlog_bytes=lambda: backlog[0])
-    side.state.throttle.is_active = True
-    side.state.throttle._passed = 10**9
-    return backlog
-
-
-async def answered(side: Side, count: int = 1) -> None:
-    for _ in range(400):
-        if side.sent.count(b"HTTP/1.1 ") >= count:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(side.sent)
 
 
 async def test_under_pressure_a_diff_waits_for_its_turn_without_a_task() -> None:
