@@ -63,6 +63,7 @@ def test_room_is_filled_where_none_can_be_reserved() -> None:
 def test_groups_in_reserved_room_are_recovered(mode: Mode) -> None:
     life = written(new_disk(2), 2_000)
     last = life.submit(append(0, 1_000), sync=True)
+    assert last is not None
     life.settle()
     again = Life(life.die(mode), life.promises, shards=1)
     assert set(again.recover(mode)) == set(range(1, last + 1))
