@@ -457,13 +457,23 @@ GUARDS: Final[list[Guard]] = [
         "unit/engine/read/test_page.py model/reads/test_plain_reads.py",
         (
             "rows are weighed if the page may go on after them",
-            "run is self.log.runs[-1]",
-            "True",
+            "return run is self.log.runs[-1] and",
+            "return",
         ),
         (
             "rows that may not fit are weighed",
-            "if not (is_last and run.live_bytes <= self.bytes_left):",
-            "if not is_last:",
+            "return _bytes_at_most(run, self.limit) <= self.bytes_left",
+            "return True",
+        ),
+        (
+            "the bound of sealed rows is their number times the heaviest record",
+            "count * run.index.heaviest_bytes()",
+            "0",
+        ),
+        (
+            "rows of the last run are weighed unless all of it fits",
+            "run is self.log.runs[-1] and run.live_bytes <= self.bytes_left",
+            "run is self.log.runs[-1] and _bytes_at_most(run, stop - row) <= self.bytes_left",
         ),
         (
             "a topic with holes looks for a gap",

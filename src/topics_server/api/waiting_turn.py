@@ -68,7 +68,11 @@ class WaitingTurn:
             self._answer = partial(_refuse, error.with_traceback(None))
             callback()
             return
-        if isinstance(answer, Pending):
+        if isinstance(answer, Response):
+            # The usual case first: looking for a coroutine takes longer.
+            self._answer = lambda: answer
+            callback()
+        elif isinstance(answer, Pending):
             self._answer = answer.answer
             answer.when_resolved(callback)
         elif isinstance(answer, Coroutine):

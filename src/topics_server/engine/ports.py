@@ -129,6 +129,10 @@ class SealedIndex(Protocol):
         """Sum of `record_bytes` over rows `first_row..end_row - 1` whose `dead` byte is 0."""
         ...
 
+    def heaviest_bytes(self) -> int:
+        """The largest `record_bytes` of a row."""
+        ...
+
     def record_bytes_of(self, rows: NDArray[np.int64]) -> int:
         """Sum of `record_bytes` over these rows."""
         ...

@@ -66,7 +66,7 @@ def hashes_beside_sums(stamps: Array) -> Array:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, rest.ravel().tolist()), "<u8", len(rest))
 
 
-def group_sums(objects: bytes | memoryview, offsets: Array, end: int) -> Array:
+def group_sums(objects: bytes | memoryview, offsets: Array, end: int) -> list[int]:
     """The checksum of each group of records.
 
     `objects`: bytes of `.data` that begin with the first group; `offsets`: where each record begins
@@ -78,9 +78,9 @@ def group_sums(objects: bytes | memoryview, offsets: Array, end: int) -> Array:
     return _hashes([view[a - base : b - base] for a, b in zip(starts, ends, strict=True)])
 
 
-def row_sums(rows: Array) -> Array:
+def row_sums(rows: Array) -> list[int]:
     """The checksum of the rows of the index of each group; `rows` begin with a group."""
-    encoded, size = rows.tobytes(), GROUP_RECORDS * rows.itemsize
+    encoded, size = rows.view("u1").data, GROUP_RECORDS * rows.itemsize
     return _hashes([encoded[at : at + size] for at in range(0, len(encoded), size)])
 
 
@@ -92,11 +92,11 @@ def sums_of(data: bytes | memoryview, rows: Array, end: int) -> Array:
     view, start = memoryview(data), int(rows["offset"][0])
     beside = beside_sum(view[_HEADER_BYTES:start], view[end:])
     groups = group_sums(view[start:end], rows["offset"], end)
-    return np.concatenate((groups, row_sums(rows), np.array([beside], "<u8")))
+    return np.array([*groups, *row_sums(rows), beside], "<u8")
 
 
-def _hashes(pieces: Sequence[bytes | memoryview]) -> Array:
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), "<u8", len(pieces))
+def _hashes(pieces: Sequence[bytes | memoryview]) -> list[int]:
+    return list(map(xxhash.xxh3_64_intdigest, pieces))
 
 
 def beside_sum(tags: bytes | memoryview, stamps: bytes | memoryview) -> int:

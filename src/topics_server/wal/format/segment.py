@@ -239,7 +239,7 @@ def names_sum(tags: Dictionary, nodes: Dictionary) -> int:
 
 def sums_of_rows(rows: Array) -> Array:
     """The `sums` of columns without JSON objects."""
-    found = row_sums(rows)
+    found = np.array(row_sums(rows), "<u8")
     return np.concatenate((np.zeros_like(found), found))
 
 
@@ -335,7 +335,7 @@ class SegmentColumns:
         last = min(rows.stop, len(self.rows) - 1) // GROUP_RECORDS
         count = _group_count(len(self.rows))
         found = row_sums(self.rows[first * GROUP_RECORDS : (last + 1) * GROUP_RECORDS])
-        if found.tobytes() != self.sums[count + first : count + last + 1].tobytes():
+        if found != self.sums[count + first : count + last + 1].tolist():
             raise self._damaged()
 
     def are_groups(self, rows: range) -> bool:
@@ -498,7 +498,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
     if version == JSON_VERSION:
         of_names, each_sum = int(each_sum[-1]), each_sum[:-1]
     else:
-        of_names, of_rows = names_sum(tags, nodes), row_sums(each_row)
+        of_names, of_rows = names_sum(tags, nodes), np.array(row_sums(each_row), "<u8")
         if version == COMBINED_VERSION:
             each_sum = np.concatenate((each_sum[:-1] ^ of_rows, of_rows, each_sum[-1:]))
         else:

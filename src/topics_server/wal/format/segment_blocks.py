@@ -145,17 +145,20 @@ def unpack_json(
     base, end = columns.span(rows.start, rows.stop)
     if len(data) != end - base or not _has_sound_groups(data, columns, rows, starts, end):
         return None
-    bounds = np.append(starts, end).astype("<i8") - base
+    # Of the type of `starts`: numpy needs more time to subtract another type.
+    bounds = np.empty(len(starts) + 1, "<u4")
+    np.subtract(starts, np.uint32(base), bounds[:-1])
+    bounds[-1] = end - base
     has_tags = shown & TAGS and int(part["tag_id"].min()) != ABSENT
     has_metas = not shown & META and part["meta_bytes"].any()
     if has_tags and has_metas:
         return None
     if has_tags:
-        data, bounds = _with_tags(bytes(data), columns, part, bounds)
+        data, bounds = _with_tags(bytes(data), columns, part, bounds.astype("<i8"))
     elif has_metas:
-        data, bounds = _without_metas(bytes(data), columns, part, bounds)
+        data, bounds = _without_metas(bytes(data), columns, part, bounds.astype("<i8"))
     offsets = array("I")
-    offsets.frombytes(bounds.astype("<u4").tobytes())
+    offsets.frombytes(bounds.astype("<u4", copy=False).tobytes())
     return JsonBlock(data, offsets)
 
 
@@ -167,7 +170,8 @@ def _has_sound_groups(
     assert columns.are_groups(span)
     found = group_sums(data, offsets, end)
     first = span.start // GROUP_RECORDS
-    return found.tobytes() == columns.sums[first : first + len(found)].tobytes()
+    expected: list[int] = columns.sums[first : first + len(found)].tolist()
+    return found == expected
 
 
 def _with_tags(

@@ -39,6 +39,7 @@ class SealedColumns:
     __slots__ = (
         "_columns",
         "_find_damaged",
+        "_heaviest_bytes",
         "_held",
         "_load",
         "_mend_soon",
@@ -84,6 +85,8 @@ class SealedColumns:
         # Whether the scrub knows that the file is damaged.
         self.is_reported = True
         self._columns: SegmentColumns | None = None
+        # The share of `bytes` of the largest record, once a page has asked.
+        self._heaviest_bytes = -1
 
     @property
     def record_count(self) -> int:
@@ -160,6 +163,12 @@ class SealedColumns:
         if len(flags) != len(counted):
             flags = flags[first_row:end_row]
         return int(np.sum(counted, where=flags == 0, dtype="<i8"))
+
+    def heaviest_bytes(self) -> int:
+        """The largest `record_bytes` of a row."""
+        if self._heaviest_bytes < 0:
+            self._heaviest_bytes = int(self.columns().rows["counted_bytes"].max())
+        return self._heaviest_bytes
 
     def record_bytes_of(self, rows: NDArray[np.int64]) -> int:
         """The sum of `record_bytes` over these rows."""

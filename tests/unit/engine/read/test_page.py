@@ -8,6 +8,7 @@ import pytest
 from tests.unit.engine.drive import Driver, records_of, seqs_of
 from topics_server.engine.answers import Gap, Page, ReadRequest
 from topics_server.engine.background.recovery import finish_topic
+from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.read import page as reading
 from topics_server.values.entries import RecordsAppended
 from topics_server.values.limits import BLOCK_RECORDS_MAX, HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
@@ -352,6 +353,48 @@ def test_a_page_of_a_sealed_log_ends_at_the_limit_within_a_group() -> None:
     driver.seal()
     pages = pages_of(driver, limit=37)
     assert [seq for page in pages for seq in seqs_of(page)] == list(range(1, 601))
+
+
+@pytest.mark.parametrize("limit", [1, 37, 256, 300])
+def test_the_byte_budget_counts_sealed_rows_of_any_size(limit: int) -> None:
+    driver = Driver()
+    for seq in range(1, 601):
+        driver.append("x" * (seq * 7919 % 311))
+    driver.seal()
+    sizes = [driver.topic.log.live_between(seq, seq)[1] for seq in range(1, 601)]
+    rows = sizes[100 : 100 + limit]
+    for budget in (1, sum(rows) - 1, sum(rows), limit * max(sizes) - 1, limit * max(sizes)):
+        fitting = [each for each in range(1, len(rows) + 1) if sum(rows[:each]) <= budget]
+        expected = list(range(101, 101 + max(fitting, default=1)))
+        assert seqs_of(driver.read(100, limit, budget)) == expected
+
+
+def test_the_byte_budget_counts_over_dead_rows_of_the_last_segment() -> None:
+    driver = filled(700)
+    driver.seal()
+    sizes = [driver.topic.log.live_between(seq, seq)[1] for seq in range(1, 701)]
+    driver.topic.log.delete(np.array([300]), np.array([300]))
+    page = driver.read(0, 1000, sum(sizes[:400]))
+    assert seqs_of(page) == [seq for seq in range(1, 402) if seq != 300]
+
+
+def test_sealed_rows_that_surely_fit_are_not_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = filled(700)
+    driver.seal()
+    run = driver.topic.log.runs[0]
+    budget = 100 * max(map(run.row_bytes, range(700)))
+    assert budget < run.live_bytes
+    weighed: list[int] = []
+
+    def weigh(run: SealedRun, first_row: int, end_row: int) -> int:
+        weighed.append(first_row)
+        return 0
+
+    monkeypatch.setattr(SealedRun, "live_bytes_between", weigh)
+    assert seqs_of(driver.read(300, 100, budget)) == list(range(301, 401))
+    assert not weighed
+    driver.read(300, 100, budget - 1)
+    assert weighed
 
 
 def test_the_page_of_an_open_block_is_made_once() -> None:
