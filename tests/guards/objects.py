@@ -104,8 +104,8 @@ OBJECTS: Final[list[Guard]] = [
         "storage/segments/test_read_now.py",
         (
             "objects are served if the checksum of their group holds",
-            " or not _has_sound_groups(data, columns, rows, starts, end):",
-            ":",
+            "if not _has_sound_groups(data, columns, rows, bounds[:-1], size):",
+            "if False:",
         ),
         (
             "tags without `meta` are rendered from blocks",

@@ -476,6 +476,11 @@ GUARDS: Final[list[Guard]] = [
             "run is self.log.runs[-1] and _bytes_at_most(run, stop - row) <= self.bytes_left",
         ),
         (
+            "a page is a span only if it ends there and has no other rows",
+            "if self.may_span and self.is_full and not self.pieces and first_row < row:",
+            "if self.may_span:",
+        ),
+        (
             "a topic with holes looks for a gap",
             "if ttl_ms == 0 and not log.holes and",
             "if ttl_ms == 0 and",

@@ -118,7 +118,7 @@ class Reads:
         topic.last_read_ts = now_ms = self._clock.now_ms()
         if request.start or request.until or request.filter:
             return None
-        plan = plan_page(topic, request, now_ms, request.before_seq - 1)
+        plan = plan_page(topic, request, now_ms, request.before_seq - 1, may_span=shown != 0)
         return self._fetcher.read_now(topic, plan, shown)
 
     async def read_json_from_disk(

@@ -10,8 +10,8 @@ seq. Only this module has the tombstone rule (§3.3). Called by `engine/reads`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -57,8 +57,44 @@ class SealedPiece(msgspec.Struct, frozen=True, gc=False):
     rows: Sequence[int]
 
 
+class SealedSpan(msgspec.Struct, frozen=True, gc=False):
+    """Rows `first_row .. end_row - 1` of a segment, all live, which are a whole page.
+
+    A fetch stays within rows `low .. high - 1`.
+    """
+
+    segment_id: int
+    first_row: int
+    end_row: int
+    low: int
+    high: int
+
+    @property
+    def groups(self) -> range:
+        """The rows of the groups that have a row of the page."""
+        first, end = self.first_row, self.end_row
+        aligned = first - first % BLOCK_RECORDS_MAX
+        return range(max(self.low, aligned), min(self.high, end + -end % BLOCK_RECORDS_MAX))
+
+    def pieces(self) -> list[Piece | SealedPiece]:
+        """The rows of each group."""
+        made: list[Piece | SealedPiece] = []
+        row, end = self.first_row, self.end_row
+        while row < end:
+            group = row - row % BLOCK_RECORDS_MAX
+            first = max(self.low, group)
+            last = min(self.high, group + BLOCK_RECORDS_MAX)
+            inside = range(row - first, min(end, last) - first)
+            made.append(SealedPiece(Fetch(self.segment_id, first, last), inside))
+            row = group + BLOCK_RECORDS_MAX
+        return made
+
+
 class PagePlan(msgspec.Struct, frozen=True):
-    """A page without its sealed payloads."""
+    """A page without its sealed payloads.
+
+    `span`: the whole page, which then has no pieces before `grouped`.
+    """
 
     pieces: list[Piece | SealedPiece]
     next_from_seq: int
@@ -69,6 +105,13 @@ class PagePlan(msgspec.Struct, frozen=True):
     epoch: int
     # Segments that must be searched for the filter before the page can be planned.
     unsearched: tuple[int, ...] = ()
+    span: SealedSpan | None = None
+
+    def grouped(self) -> PagePlan:
+        """The same plan with pieces instead of a span."""
+        if self.span is None:
+            return self
+        return msgspec.structs.replace(self, pieces=self.span.pieces(), span=None)
 
     def fetches(self) -> list[Fetch]:
         """The fetches that `complete` needs, in order."""
@@ -124,12 +167,14 @@ def plan_page(
     now_ms: int,
     upto_seq: int = SEQ_MAX,
     search: Search | None = None,
+    *,
+    may_span: bool = False,
 ) -> PagePlan:
     """Plan the page after `request.from_seq` of the topic as it is now; changes nothing.
 
     Seqs after `upto_seq` are not examined: a reader with strong consistency stops there. `search`
     has the results of the request's filter so far; the plan lists the segments that must still be
-    searched.
+    searched. `may_span`: live rows of one segment that end the page may be a span.
     """
     log, seq, ttl_ms = topic.log, request.from_seq + 1, topic.config.ttl_ms
     gap: Gap | None = None
@@ -147,7 +192,7 @@ def plan_page(
         # The records after the hole have expired; the next page reports them.
         last = seq - 1
     nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
-    scan = _Scan(log, request.limit, request.max_bytes, nodes, search)
+    scan = _Scan(log, request.limit, request.max_bytes, nodes, search, may_span=may_span)
     next_from_seq = scan.run(seq, last) if seq <= last else seq - 1
     return PagePlan(
         pieces=scan.pieces,
@@ -158,6 +203,7 @@ def plan_page(
         scanned=scan.scanned,
         epoch=topic.epoch,
         unsearched=scan.unsearched,
+        span=scan.span,
     )
 
 
@@ -206,10 +252,12 @@ class _Scan:
         "is_full",
         "limit",
         "log",
+        "may_span",
         "nodes",
         "pieces",
         "scanned",
         "search",
+        "span",
         "unsearched",
     )
 
@@ -220,6 +268,8 @@ class _Scan:
         max_bytes: int,
         nodes: frozenset[str],
         search: Search | None = None,
+        *,
+        may_span: bool = False,
     ) -> None:
         assert limit > 0
         self.log = log
@@ -228,6 +278,8 @@ class _Scan:
         self.nodes = nodes
         self.search = search
         self.unsearched: tuple[int, ...] = ()
+        self.may_span = may_span
+        self.span: SealedSpan | None = None
         self.pieces: list[Piece | SealedPiece] = []
         self.scanned = 0
         self.is_full = False
@@ -314,12 +366,13 @@ class _Scan:
         stop = min(end, row + self.limit)
         if not (self.nodes or run.has_damage) and run.dead.find(1, row, stop) < 0:
             # Usually all rows are live: weigh those of all groups at once.
-            rows, row = self._take(run, row, stop)
-            for first_row in _groups_of(rows):
-                group = first_row - first_row % BLOCK_RECORDS_MAX
-                first, last = max(low, group), min(high, group + BLOCK_RECORDS_MAX)
-                inside = range(first_row - first, min(rows[-1] + 1, last) - first)
-                self.pieces.append(SealedPiece(Fetch(run.segment_id, first, last), inside))
+            first_row = row
+            _, row = self._take(run, row, stop)
+            span = SealedSpan(run.segment_id, first_row, row, low, high)
+            if self.may_span and self.is_full and not self.pieces and first_row < row:
+                self.span = span
+            else:
+                self.pieces += span.pieces()
             return row
         while row < end and not self.is_full:
             live = run.dead.find(0, row, end)
@@ -455,14 +508,6 @@ class _Scan:
                 return rows[:position], weight
             weight += size
         return rows, weight
-
-
-def _groups_of(rows: Sequence[int]) -> Iterable[int]:
-    """The first of these consecutive rows in each group."""
-    if not rows:
-        return ()
-    second = rows[0] - rows[0] % BLOCK_RECORDS_MAX + BLOCK_RECORDS_MAX
-    return chain((rows[0],), range(second, rows[-1] + 1, BLOCK_RECORDS_MAX))
 
 
 def _next_segments(log: Log, index: int, last: int, search: Search) -> tuple[int, ...]:

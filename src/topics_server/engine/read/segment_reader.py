@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final, cast
 
-from topics_server.engine.answers import JsonPage, Page, Piece
+from topics_server.engine.answers import JsonPage, JsonPiece, Page, Piece
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.ports import SegmentsPort
@@ -25,6 +25,7 @@ from topics_server.engine.read.page import (
     Fetch,
     PagePlan,
     SealedPiece,
+    SealedSpan,
     complete,
     page_of,
 )
@@ -137,6 +138,11 @@ class Fetcher:
         `shown`: if the caller renders `DATA`, the members that it renders. Then rows may be JSON
         objects. These are preferred to kept blocks, whose records would have to be rendered.
         """
+        if plan.span is not None:
+            page = self._span_now(topic.topic_id, plan, plan.span, shown)
+            if page is not None:
+                return page
+            plan = plan.grouped()
         if not (plan.pieces and isinstance(plan.pieces[0], SealedPiece)):
             # Sealed records come before all others.
             return page_of(plan, cast("list[Piece]", plan.pieces))
@@ -251,6 +257,21 @@ class Fetcher:
                         return None
                     bytes_left -= read
         return parts
+
+    def _span_now(
+        self, topic_id: int, plan: PagePlan, span: SealedSpan, shown: int
+    ) -> JsonPage | None:
+        """A page of JSON objects that follow each other; None if it needs its groups."""
+        rows, first, end = span.groups, span.first_row, span.end_row
+        if not _may_be_json(shown) or len(rows) > _ROWS_TOGETHER:
+            return None
+        is_part = 2 * (end - first) < len(rows)
+        at = topic_id, span.segment_id, rows
+        objects = self._objects_now(*at, _OBJECT_BYTES_MAX, shown, is_part=is_part)
+        if objects is None:
+            return None
+        inside = range(first - rows.start, end - rows.start)
+        return JsonPage([JsonPiece(objects, inside)], page_of(plan, []))
 
     def _objects_now(
         self, topic_id: int, segment_id: int, rows: range, most: int, shown: int, *, is_part: bool

@@ -143,12 +143,16 @@ def unpack_json(
     part = columns.rows[rows.start : rows.stop]
     starts = part["offset"]
     base, end = columns.span(rows.start, rows.stop)
-    if len(data) != end - base or not _has_sound_groups(data, columns, rows, starts, end):
+    size = end - base
+    if len(data) != size:
         return None
-    # Of the type of `starts`: numpy needs more time to subtract another type.
+    # Copied before the objects are hashed, while the processor's cache still has the rows; of the
+    # type of `starts`, because numpy needs more time to subtract another type.
     bounds = np.empty(len(starts) + 1, "<u4")
     np.subtract(starts, np.uint32(base), bounds[:-1])
-    bounds[-1] = end - base
+    bounds[-1] = size
+    if not _has_sound_groups(data, columns, rows, bounds[:-1], size):
+        return None
     has_tags = shown & TAGS and int(part["tag_id"].min()) != ABSENT
     has_metas = not shown & META and part["meta_bytes"].any()
     if has_tags and has_metas:
@@ -165,7 +169,10 @@ def unpack_json(
 def _has_sound_groups(
     data: bytes | memoryview, columns: SegmentColumns, span: range, offsets: Array, end: int
 ) -> bool:
-    """Whether these groups have their checksums; `offsets`, `end`: of the records in `.data`."""
+    """Whether these groups have their checksums.
+
+    `offsets`, `end`: where records begin, and where the last one ends, from any place on.
+    """
     assert columns.is_json
     assert columns.are_groups(span)
     found = group_sums(data, offsets, end)

@@ -10,11 +10,13 @@ from topics_server.engine.answers import Gap, Page, ReadRequest
 from topics_server.engine.background.recovery import finish_topic
 from topics_server.engine.log.runs import SealedRun
 from topics_server.engine.read import page as reading
+from topics_server.engine.read.page import SealedSpan
 from topics_server.values.entries import RecordsAppended
 from topics_server.values.limits import BLOCK_RECORDS_MAX, HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
 from topics_server.values.model import Durability, LossReason, TagMatch, TopicConfig
 
 ME = frozenset({"me"})
+NO_NODES: frozenset[str] = frozenset()
 
 
 def filled(count: int, config: TopicConfig | None = None, **columns: str) -> Driver:
@@ -395,6 +397,47 @@ def test_sealed_rows_that_surely_fit_are_not_weighed(monkeypatch: pytest.MonkeyP
     assert not weighed
     driver.read(300, 100, budget - 1)
     assert weighed
+
+
+def span_of(
+    driver: Driver,
+    from_seq: int,
+    limit: int,
+    max_bytes: int,
+    nodes: frozenset[str] = NO_NODES,
+) -> SealedSpan | None:
+    """The span of a page; its plan is the same as a plan of groups."""
+    asked = ReadRequest(from_seq, limit, max_bytes, nodes=nodes)
+    plan = reading.plan_page(driver.topic, asked, driver.now_ms, may_span=True)
+    assert plan.grouped() == driver.plan(asked)
+    assert bool(plan.pieces) != (plan.span is not None)
+    return plan.span
+
+
+def test_a_page_within_a_segment_is_a_span() -> None:
+    driver = filled(700, TopicConfig(dedupe_node=True))
+    driver.seal()
+    driver.append(*range(600))
+    driver.seal()
+    everything = 1 << 20
+    assert span_of(driver, 0, 300, everything) == SealedSpan(1, 0, 300, 0, 700)
+    assert span_of(driver, 700, 512, everything) == SealedSpan(2, 0, 512, 0, 600)
+    size = driver.topic.log.live_between(1, 1)[1]
+    for from_seq in (0, 1, 255, 256, 399, 700, 1_000):
+        for limit in (1, 256, 257, 300):
+            span = span_of(driver, from_seq, limit, everything)
+            assert span is not None
+            row = from_seq % 700
+            first = row - row % 256
+            assert span.groups == range(first, min(-(-(row + limit) // 256) * 256, span.high))
+    # The budget ends a page too; the end of a segment does not.
+    assert span_of(driver, 0, 300, 10 * size) is not None
+    assert span_of(driver, 600, 300, everything) is None
+    assert span_of(driver, 1_200, 300, everything) is None
+    assert span_of(driver, 0, 300, everything, nodes=ME) is None
+    driver.topic.log.delete(np.array([200]), np.array([200]))
+    assert span_of(driver, 0, 300, everything) is None
+    assert span_of(driver, 200, 300, everything) is not None
 
 
 def test_the_page_of_an_open_block_is_made_once() -> None:
