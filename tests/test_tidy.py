@@ -82,6 +82,7 @@ OWNERS: dict[str, dict[str, str]] = {
 }
 # The top loops: an unforeseen exception ends there, because only the runtime is above them.
 TOP_LOOPS = {
+    "api.waiting_turn": "a defect in a waiting request becomes its answer, the throttle goes on",
     "api.front_door": "a defect in a handler becomes a 500, not a broken connection",
     "api.watch.send_queue": "other servers raise what they like when their client is gone",
     "api.direct": "a defect in an answer breaks its connection, and reaches nobody else's",

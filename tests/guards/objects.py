@@ -1,4 +1,4 @@
-"""Guards of decision 0362: records of segments that are stored as JSON objects."""
+"""Guards of decisions 0362, records that are stored as JSON objects, and 0370, waiting turns."""
 
 from __future__ import annotations
 
@@ -97,6 +97,20 @@ OBJECTS: Final[list[Guard]] = [
             "a segment packed ahead is kept while its records are the next to be sealed",
             "        if topic is None or not is_front(topic.log, ahead.plan.blocks):\n",
             "        if False:\n",
+        ),
+    ),
+    *guards(
+        "api/waiting_turn.py",
+        "unit/api/test_waiting_turn.py",
+        (
+            "a task that begins in a slice costs the slice",
+            "            waiting.cost_ms = task_cost_ms(waiting.size)\n",
+            "",
+        ),
+        (
+            "a defect in a waiting request is its own answer",
+            "except Exception as error:",
+            "except (TopicsError, StorageError) as error:",
         ),
     ),
     *guards(

@@ -14,6 +14,7 @@ from typing import Any
 
 from topics_server.api.context import ServerState
 from topics_server.api.request import Answer, Pending, Request, Response
+from topics_server.engine.pressure.throttle import task_cost_ms
 from topics_server.values.errors import StorageError, TopicsError
 
 Begin = Callable[[Request], "Answer | Pending | Coroutine[Any, Any, Answer]"]
@@ -64,8 +65,11 @@ class WaitingTurn:
         request.throttle_wait_ms = waiting.waited_ms
         try:
             answer = self._begin(request)
-        except (TopicsError, StorageError) as error:
-            self._answer = partial(_refuse, error.with_traceback(None))
+        except Exception as error:
+            # Nothing may pass from here to the throttle: it has other requests to serve.
+            if isinstance(error, TopicsError | StorageError):
+                error = error.with_traceback(None)
+            self._answer = partial(_refuse, error)
             callback()
             return
         if isinstance(answer, Response):
@@ -76,6 +80,8 @@ class WaitingTurn:
             self._answer = answer.answer
             answer.when_resolved(callback)
         elif isinstance(answer, Coroutine):
+            # The task runs after the throttle's slice, which could start any number of them.
+            waiting.cost_ms = task_cost_ms(waiting.size)
             general = asyncio.ensure_future(answer)
             self._answer = general.result
             general.add_done_callback(lambda _: callback())
@@ -96,7 +102,7 @@ class WaitingTurn:
             del answer
 
 
-def _refuse(error: TopicsError | StorageError) -> Response:
+def _refuse(error: Exception) -> Response:
     try:
         raise error
     finally:

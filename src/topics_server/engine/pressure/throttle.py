@@ -276,7 +276,7 @@ class Throttle:
         """Wait for a turn; returns the wait in ms. Raises `throttled`."""
         request = self.enqueue(name, size, must_run=must_run)
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request.cost_ms = _TASK_MS + size * _BYTE_MS
+        request.cost_ms = task_cost_ms(size)
         request.over = partial(_wake, waiting)
         await waiting
         if request.is_refused:
@@ -328,6 +328,11 @@ class Throttle:
             self._serving = loop.call_soon(self._serve)
         else:
             self._serving = loop.call_later(_LOOK_AGAIN_S, self._serve)
+
+
+def task_cost_ms(size: int) -> float:
+    """The estimated cost in ms of a task with `size` bytes, which runs after the slice."""
+    return _TASK_MS + size * _BYTE_MS
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:
