@@ -462,18 +462,18 @@ GUARDS: Final[list[Guard]] = [
         ),
         (
             "rows that may not fit are weighed",
-            "return _bytes_at_most(run, self.limit) <= self.bytes_left",
+            "return _bytes_at_most(run, row, stop) <= self.bytes_left",
             "return True",
         ),
         (
-            "the bound of sealed rows is their number times the heaviest record",
-            "count * run.index.heaviest_bytes()",
+            "sealed rows are taken without weighing only within their bound",
+            "run.index.bytes_at_most(row, stop)",
             "0",
         ),
         (
             "rows of the last run are weighed unless all of it fits",
             "run is self.log.runs[-1] and run.live_bytes <= self.bytes_left",
-            "run is self.log.runs[-1] and _bytes_at_most(run, stop - row) <= self.bytes_left",
+            "run is self.log.runs[-1] and _bytes_at_most(run, row, stop) <= self.bytes_left",
         ),
         (
             "a page is a span only if it ends there and has no other rows",

@@ -65,8 +65,8 @@ class FakeIndex:
         rows = range(first_row, end_row)
         return sum(self.record_bytes(row) for row in rows if not dead[row - offset])
 
-    def heaviest_bytes(self) -> int:
-        return max(map(self.record_bytes, range(len(self.rows))))
+    def bytes_at_most(self, first_row: int, end_row: int) -> int:
+        return (end_row - first_row) * max(map(self.record_bytes, range(len(self.rows))))
 
     def record_bytes_of(self, rows: Rows) -> int:
         return sum(map(self.record_bytes, rows.tolist()))

@@ -234,12 +234,12 @@ def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap |
     return Gap(seq, last, only_reason(reasons), last - seq + 1), last + 1
 
 
-def _bytes_at_most(run: Run, count: int) -> int:
-    """A bound of the bytes of so many live rows of a run, for less time than weighing takes."""
+def _bytes_at_most(run: Run, row: int, stop: int) -> int:
+    """A bound of the bytes of live rows of a run, for less time than weighing takes."""
     if not isinstance(run, SealedRun):
         return run.live_bytes
     try:
-        return min(run.live_bytes, count * run.index.heaviest_bytes())
+        return min(run.live_bytes, run.index.bytes_at_most(row, stop))
     except StorageError:
         return run.live_bytes
 
@@ -444,7 +444,7 @@ class _Scan:
     def _surely_fits(self, run: Run, row: int, stop: int) -> bool:
         """Whether nothing follows live rows in the page, and a bound of their bytes fits."""
         if stop - row == self.limit:
-            return _bytes_at_most(run, self.limit) <= self.bytes_left
+            return _bytes_at_most(run, row, stop) <= self.bytes_left
         # More rows of this run may follow; nothing follows if all of the last run fits.
         return run is self.log.runs[-1] and run.live_bytes <= self.bytes_left
 

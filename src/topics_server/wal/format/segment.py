@@ -35,7 +35,12 @@ import numpy.typing as npt
 import xxhash
 
 from topics_server.values.errors import Corrupt, StartRefused
-from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX
+from topics_server.values.limits import (
+    RECORD_FRAMING_BYTES,
+    SEGMENT_DATA_BYTES_MAX,
+    SEGMENT_RECORDS_MAX,
+    TEXT_BYTES_MAX,
+)
 from topics_server.values.limits import TRACE_BYTES as TRACE_BYTES
 from topics_server.values.limits import TRACED_KIND as TRACED_KIND
 from topics_server.wal.format.json_objects import (
@@ -346,6 +351,17 @@ class SegmentColumns:
     def span(self, first_row: int, end_row: int) -> tuple[int, int]:
         """The bytes of rows `first_row..end_row - 1` in `.data`: their start and their end."""
         return int(self.rows["offset"][first_row]), self.record_end(end_row - 1)
+
+    def bytes_at_most(self, first_row: int, end_row: int) -> int:
+        """A bound of the `counted_bytes` of live rows.
+
+        Reads only the first row and the one behind the last: others may not be in memory. A record
+        in `.data` has at least the bytes of its `data` and `meta`.
+        """
+        start, end = self.span(first_row, end_row)
+        names_bytes = min(len(self.tags.text), TEXT_BYTES_MAX)
+        names_bytes += min(len(self.nodes.text), TEXT_BYTES_MAX)
+        return end - start + (RECORD_FRAMING_BYTES + names_bytes) * (end_row - first_row)
 
     def record_end(self, row: int) -> int:
         """The offset in `.data` after a record and its checksum."""

@@ -39,7 +39,6 @@ class SealedColumns:
     __slots__ = (
         "_columns",
         "_find_damaged",
-        "_heaviest_bytes",
         "_held",
         "_load",
         "_mend_soon",
@@ -85,8 +84,6 @@ class SealedColumns:
         # Whether the scrub knows that the file is damaged.
         self.is_reported = True
         self._columns: SegmentColumns | None = None
-        # The share of `bytes` of the largest record, once a page has asked.
-        self._heaviest_bytes = -1
 
     @property
     def record_count(self) -> int:
@@ -164,11 +161,9 @@ class SealedColumns:
             flags = flags[first_row:end_row]
         return int(np.sum(counted, where=flags == 0, dtype="<i8"))
 
-    def heaviest_bytes(self) -> int:
-        """The largest `record_bytes` of a row."""
-        if self._heaviest_bytes < 0:
-            self._heaviest_bytes = int(self.columns().rows["counted_bytes"].max())
-        return self._heaviest_bytes
+    def bytes_at_most(self, first_row: int, end_row: int) -> int:
+        """A bound of `record_bytes_between` for live rows, from two rows of the index."""
+        return self.columns().bytes_at_most(first_row, end_row)
 
     def record_bytes_of(self, rows: NDArray[np.int64]) -> int:
         """The sum of `record_bytes` over these rows."""

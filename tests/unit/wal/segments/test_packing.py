@@ -186,6 +186,23 @@ PLAIN = st.lists(
 )
 
 
+@given(RECORDS | PLAIN, st.booleans(), st.data())
+def test_the_bound_of_bytes_is_no_less_than_the_bytes(
+    records: list[tuple[bytes, bytes, str | None, str | None]],
+    has_long_names: bool,
+    draw: st.DataObject,
+) -> None:
+    if has_long_names:
+        # Objects in `.data` do not have them.
+        records = [(data, meta, "t" * 200, "n" * 100) for data, meta, _, _ in records]
+    count = len(records)
+    columns = decode_index(pack(1, 2, [block_of(9, records)], bytes(count))[1])
+    first = draw.draw(st.integers(0, count - 1))
+    end = draw.draw(st.integers(first + 1, count))
+    weight = int(columns.rows["counted_bytes"][first:end].sum())
+    assert weight <= columns.bytes_at_most(first, end)
+
+
 @given(PLAIN, st.data())
 def test_objects_are_the_json_that_is_sent(
     records: list[tuple[bytes, bytes, str | None, str | None]], draw: st.DataObject
