@@ -255,10 +255,12 @@ class WalFile:
         """
         seen = (self.written_bytes, self._groups, self._syncs)
         written, groups, syncs = map(operator.sub, seen, self._seen)
+        if groups == 0:
+            # One more step for the same groups.
+            return
         self._seen = seen
         self._is_bulk = (
             self._can_reserve
-            and groups > 0
             and written >= groups * self._sizes.file_bytes // _LARGE_GROUP_PART
             and written >= syncs * self._sizes.fill_step_bytes // _LARGE_SYNC_PART
         )
