@@ -1,4 +1,4 @@
-"""Guards of decisions 0349 and 0371: recovery's steps concern all topics; reserved journal room."""
+"""Guards of decision 0349: a step of recovery leaves out no topic that it concerns."""
 
 from __future__ import annotations
 
@@ -7,34 +7,6 @@ from typing import Final
 from tests.guards.guard import Guard, guards
 
 STARTS: Final[list[Guard]] = [
-    *guards(
-        "wal/journal/wal_file.py",
-        "storage/journal/test_reserved_room.py",
-        (
-            "room is reserved for large groups only",
-            "            and written >= groups * self._sizes.file_bytes // _LARGE_GROUP_PART\n",
-            "",
-        ),
-        (
-            "room is reserved only if few groups are synced",
-            "            and written >= syncs * self._sizes.fill_step_bytes // _LARGE_SYNC_PART\n",
-            "",
-        ),
-        (
-            "room is filled where none can be reserved",
-            "        self._live.fill(upto)\n",
-            "",
-        ),
-    ),
-    *guards(
-        "wal/fs.py",
-        "storage/test_fs.py",
-        (
-            "a file system may be unable to reserve room",
-            "            if error.errno in _CANNOT_RESERVE:\n                return False\n",
-            "",
-        ),
-    ),
     *guards(
         "engine/background/recovery.py",
         "unit/engine/background/test_recovery_steps.py",

@@ -231,16 +231,6 @@ class _FakeFile:
         self._disk.make_room(size - len(self._inode.data), self.path)
         self._inode.truncate(size)
 
-    def allocate(self, offset: int, length: int) -> bool:
-        assert length > 0
-        if not self._disk.can_allocate:
-            return False
-        # What the file has already keeps its content.
-        start = max(offset, len(self._inode.data))
-        self._disk.allocations += 1
-        self.pwrite(bytes(max(0, offset + length - start)), start)
-        return True
-
     def close(self) -> None:
         self._closed = True
 
@@ -275,9 +265,6 @@ class FakeDisk:
         self.evicts = False
         # Whether the page cache has every file, so that `pread_now` returns its bytes.
         self.is_cached = False
-        # Whether room can be reserved, and how often it was.
-        self.can_allocate = True
-        self.allocations = 0
         self.failed_syncs = 0
         # Files whose last write was refused.
         self.refused: set[str] = set()

@@ -44,42 +44,6 @@ def test_bytes_come_back_and_reads_stop_at_the_end(root: str) -> None:
     assert os.stat(f"{root}/a").st_mode & 0o777 == 0o600
 
 
-def test_reserved_bytes_read_as_zeros_and_change_none(root: str) -> None:
-    file = OsFs().open(f"{root}/a", create=True)
-    file.pwrite(b"hello", 0)
-    assert file.allocate(3, 9_000)
-    assert file.size() == 9_003
-    assert file.pread(10_000, 0) == b"hello" + bytes(8_998)
-    assert os.stat(f"{root}/a").st_blocks * 512 >= 9_003
-    file.close()
-
-
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
-def test_a_file_system_may_be_unable_to_reserve(
-    root: str, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(fd: int, offset: int, length: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    file = OsFs().open(f"{root}/a", create=True)
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert not file.allocate(0, 100)
-    monkeypatch.delattr(os, "posix_fallocate")
-    assert not file.allocate(0, 100)
-    file.close()
-
-
-def test_a_full_disk_refuses_to_reserve(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    file = OsFs().open(f"{root}/a", create=True)
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(DiskFull):
-        file.allocate(0, 100)
-    file.close()
-
-
 def test_bytes_in_memory_are_read_without_a_wait(root: str) -> None:
     file = OsFs().open(f"{root}/a", create=True)
     file.pwrite(b"hello", 0)

@@ -28,8 +28,6 @@ Buffer = bytes | bytearray | memoryview
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 # Errors of a path that does not exist.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
-# Errors of a file system that cannot reserve room.
-_CANNOT_RESERVE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 # Errors of a pipe or a socket in the place of a file.
 _NO_FILE: Final = frozenset({errno.ESPIPE, errno.ENXIO})
 _LOCK_WAIT_S: Final = 1.0
@@ -80,14 +78,6 @@ class File(Protocol):
 
     def truncate(self, size: int) -> None:
         """Set the length; not durable before `sync`."""
-        ...
-
-    def allocate(self, offset: int, length: int) -> bool:
-        """Reserve `length` > 0 bytes at `offset`; False if the file system cannot.
-
-        Bytes behind the end of the file read as zeros afterwards, the others stay as they are.
-        Nothing is durable before `sync`. After `DiskFull` a part may be reserved.
-        """
         ...
 
     def close(self) -> None:
@@ -308,19 +298,6 @@ class OsFile:
             os.ftruncate(self._fd, size)
         except OSError as error:
             raise storage_error(error, self.path, writing=True) from error
-
-    def allocate(self, offset: int, length: int) -> bool:
-        """See `File.allocate`."""
-        try:
-            os.posix_fallocate(self._fd, offset, length)
-        except AttributeError:
-            # macOS has no such call.
-            return False
-        except OSError as error:
-            if error.errno in _CANNOT_RESERVE:
-                return False
-            raise storage_error(error, self.path, writing=True) from error
-        return True
 
     def close(self) -> None:
         """See `File.close`."""

@@ -20,7 +20,6 @@ def run_seed(
     promises = Promises()
     mode: Mode | None = None
     for _ in range(LIVES):
-        disk.can_allocate = seed % 4 != 0
         if rng.random() < 0.7:
             disk.crash_at(rng.randint(1, 150))
         if faults and rng.random() < 0.6:

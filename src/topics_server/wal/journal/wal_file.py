@@ -5,13 +5,11 @@ loop while the worker is idle) calls them, one at a time, with one exception: `w
 loop while `sync` runs on the worker. No field is changed by both, and `sync` notes what it covers
 before it begins. Invariants:
 
-- Groups are written only below `filled`, where the file reads as zeros: a write never grows it.
+- Groups are written only below `filled`, where the file is zeros already: a write never grows it.
 - A file's header and name are synced before its first group is written, and a file is synced whole
   before the next one gets its first group. Recovery relies on this to tell torn from corrupt.
 - A *spare* is the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are written
   only while a spare exists, so a full disk leaves a whole spare for urgent entries.
-- Room ahead is filled with zeros, or only reserved while groups are large and few are synced
-  (`docs/decisions/0371-room-for-large-groups-is-reserved.md`).
 - Room for ordinary entries is made only where `may_fill` says that enough stays free; urgent ones
   (deletes, acks, drops) may use up the spare and the rest of the disk.
 - After a failed write nothing is written before `cut` has zeroed its possible remains.
@@ -27,7 +25,6 @@ Called by `wal_writer`.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -62,10 +59,6 @@ RESERVE_BYTES: Final = MIB
 # Bytes filled in one call. The kernel locks the file during the call, so the loop's writes wait;
 # and after each call the worker must take the interpreter's lock again.
 _ZEROS: Final = memoryview(bytes(256 * KIB))
-# Room is reserved instead of filled while a group has this part of a file on average, and a sync
-# covers this part of a fill step: 16 KiB and 1 MiB.
-_LARGE_GROUP_PART: Final = 4096
-_LARGE_SYNC_PART: Final = 4
 # Pause in seconds after a fill step if another thread is writing. The waiting thread gets the
 # file's lock only if this one does not take it again at once (Linux lets a waiter go first after 4
 # ms).
@@ -104,13 +97,6 @@ class _Live:
         self.filled = 0
         # Whether a group is being written.
         self.is_written = False
-
-    def reserve(self, upto: int) -> bool:
-        """Reserve room up to a position; False if the file system cannot."""
-        if not self.file.allocate(self.filled, upto - self.filled):
-            return False
-        self.filled = upto
-        return True
 
     def fill(self, upto: int) -> None:
         """Write zeros up to a position; what a failed call has filled is not counted."""
@@ -172,11 +158,6 @@ class WalFile:
         self.last_lsn = self.synced_lsn = opening.previous_lsn
         self.written_bytes = self.covered_bytes = 0
         self.rotations = 0
-        self._groups = self._syncs = 0
-        # Bytes, groups and syncs when room was last made, and whether groups were large then.
-        self._seen = (0, 0, 0)
-        self._is_bulk = False
-        self._can_reserve = True
         self.end = self.synced_bytes = FILE_HEADER_BYTES
         self._live = self._make_file(FILE_HEADER_BYTES)
         self._is_syncing = False
@@ -212,10 +193,8 @@ class WalFile:
     def wants_room(self) -> bool:
         """Whether `prepare` has work to do."""
         end, limit, filled = self.end, self._limit, self._live.filled
-        # Fill little at a time: a request beside a long fill waits for the disk. Reserving takes no
-        # time, but each job takes the interpreter's lock.
-        eighths = 4 if self._is_bulk else 7
-        if filled < limit and filled < end + self._ahead_bytes * eighths // 8:
+        # Fill little at a time: a request beside a long fill waits for the disk.
+        if filled < limit and filled < end + self._ahead_bytes * 7 // 8:
             return True
         # Near the end of a file a second spare is made too, so that no request waits for it.
         return not self.spares or (limit - end < self._near_end and len(self.spares) < 2)
@@ -243,27 +222,9 @@ class WalFile:
         if self._refused_bytes:
             self._make_ordinary_room(self._refused_bytes)
             self._refused_bytes = 0
-        self._look_at_groups()
         # Fill one step at a time: a sync may run between two steps.
         step = max(self._live.filled, self.end) + self._sizes.fill_step_bytes
         self._fill_ahead_to(min(self._limit, self.end + self._ahead_bytes, step))
-
-    def _look_at_groups(self) -> None:
-        """Decide whether the next room is reserved: groups are large, and few of them are synced.
-
-        Reserved room costs less, but its first sync takes longer, and so does a small write.
-        """
-        seen = (self.written_bytes, self._groups, self._syncs)
-        written, groups, syncs = map(operator.sub, seen, self._seen)
-        if groups == 0:
-            # One more step for the same groups.
-            return
-        self._seen = seen
-        self._is_bulk = (
-            self._can_reserve
-            and written >= groups * self._sizes.file_bytes // _LARGE_GROUP_PART
-            and written >= syncs * self._sizes.fill_step_bytes // _LARGE_SYNC_PART
-        )
 
     def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
         """Make `has_room` true. Raises `DiskFull`; urgent entries may use up the spare first."""
@@ -312,11 +273,8 @@ class WalFile:
             raise DiskFull(f"{size} bytes more would leave less free than must be", self._wal_dir)
 
     def _fill_to(self, upto: int) -> None:
-        if upto <= self._live.filled:
-            return
-        if self._is_bulk:
-            self._can_reserve = self._is_bulk = self._live.reserve(upto)
-        self._live.fill(upto)
+        if upto > self._live.filled:
+            self._live.fill(upto)
 
     def _make_spare(self) -> None:
         self._leave_floor(self._sizes.reserve_bytes)
@@ -404,7 +362,6 @@ class WalFile:
         self._opening = None
         self.last_lsn = group.last_lsn
         self.written_bytes += frames_bytes
-        self._groups += 1
         self._is_syncing |= sync_follows
         self.is_noted = False
 
@@ -437,7 +394,6 @@ class WalFile:
         """Make every group written before this call durable. A failure is final."""
         end, last_lsn, written_bytes = self.end, self.last_lsn, self.written_bytes
         self._live.file.sync()
-        self._syncs += 1
         self.synced_bytes = end
         self.synced_lsn = last_lsn
         self.covered_bytes = written_bytes
