@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 # A row fails below this share of its kept ratio. Another processor changes the ratio of an equal
 # build by up to a third: docs/decisions/0345-ratios-that-ci-compares.md.
 MARGIN = 0.5
@@ -22,34 +23,61 @@ class FileProblem(ValueError):
     """The text is no file of kept ratios; the message says why."""
 
 
-def spelled_file(
-    ratios: Mapping[str, float], machine: Mapping[str, Any], options: Mapping[str, Any]
-) -> str:
-    """The file's text."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The kept ratios of one case, and how they were measured."""
+
+    machine: Mapping[str, Any]
+    options: Mapping[str, Any]
+    ratios: Mapping[str, float]  # by row
+
+
+def spelled_file(cases: Mapping[str, Kept]) -> str:
+    """The file's text, from what was kept of each case."""
     content = {
         "format": FORMAT,
-        "machine": dict(machine),
-        "options": dict(options),
-        "ratios": {row: round(ratio, 3) for row, ratio in ratios.items()},
+        "cases": {
+            case: {
+                "machine": dict(kept.machine),
+                "options": dict(kept.options),
+                "ratios": {row: round(ratio, 3) for row, ratio in kept.ratios.items()},
+            }
+            for case, kept in cases.items()
+        },
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-def parse_file(text: str) -> dict[str, float]:
-    """The ratio of each row; raises FileProblem for any other text."""
+def parse_file(text: str) -> dict[str, Kept]:
+    """What was kept of each case; raises FileProblem for any other text."""
     try:
         content = json.loads(text)
     except ValueError as error:
         raise FileProblem(f"it is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise FileProblem(f"it is not an object of format {FORMAT}")
-    ratios = content.get("ratios")
+    cases = content.get("cases")
+    if not isinstance(cases, dict) or not cases:
+        raise FileProblem("it has no cases")
+    return {case: _parsed_case(case, kept) for case, kept in cases.items()}
+
+
+def _parsed_case(case: str, kept: object) -> Kept:
+    parts = kept if isinstance(kept, dict) else {}
+    machine, options, ratios = (parts.get(name) for name in ("machine", "options", "ratios"))
+    if not isinstance(machine, dict) or not isinstance(options, dict):
+        raise FileProblem(f"the case {case!r} does not say where and how it was measured")
     if not isinstance(ratios, dict) or not ratios:
-        raise FileProblem("it has no ratios")
+        raise FileProblem(f"the case {case!r} has no ratios")
     for row, ratio in ratios.items():
         if type(ratio) not in (int, float) or not math.isfinite(ratio) or ratio <= 0:
             raise FileProblem(f"the ratio of {row!r} is {ratio!r}, not a positive number")
-    return {row: float(ratio) for row, ratio in ratios.items()}
+    return Kept(machine, options, {row: float(ratio) for row, ratio in ratios.items()})
+
+
+def ratios_of(cases: Mapping[str, Kept]) -> dict[str, float]:
+    """The ratio of each row of all cases."""
+    return {row: ratio for kept in cases.values() for row, ratio in kept.ratios.items()}
 
 
 def row_problems(measured: Iterable[str], kept: Iterable[str]) -> list[str]:

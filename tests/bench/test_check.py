@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +14,16 @@ from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.report.floor_ratios import (
     MARGIN,
     FileProblem,
+    Kept,
     holds,
     parse_file,
+    ratios_of,
     row_problems,
     spelled_file,
     verdict,
 )
+from benchmarks.servers.floor import store_in
+from benchmarks.servers.process import Reply
 
 KEPT = {
     "append-1: append of one record, 1 connection": 0.8,
@@ -29,6 +32,17 @@ KEPT = {
     "diff-1000: diff of 1,000 records, 1 connection": 1.0,
 }
 FIRST, SECOND, HUNDRED, PAGE = KEPT
+
+
+def spelled(ratios: Mapping[str, float]) -> str:
+    """A file that keeps these ratios, each in the case that its row names."""
+    cases = dict.fromkeys(row.partition(": ")[0] for row in ratios)
+    return spelled_file(
+        {
+            case: Kept({}, {}, {row: ratios[row] for row in ratios if row.startswith(f"{case}: ")})
+            for case in cases
+        }
+    )
 
 
 class Server:
@@ -62,7 +76,7 @@ def run(
         text: str | None = None,
     ) -> tuple[int, list[str], Server]:
         path = tmp_path / "kept.json"
-        path.write_text(spelled_file(KEPT, {}, {}) if text is None else text)
+        path.write_text(spelled(KEPT) if text is None else text)
         server = Server(shares or {}, rows)
         code = check.main(["--kept", str(path)], server)
         return code, capsys.readouterr().out.splitlines(), server
@@ -179,24 +193,32 @@ def test_row_problems_are_none_if_both_sides_have_the_same_rows() -> None:
     assert row_problems(reversed(KEPT), KEPT) == []
 
 
+def case_with(ratios: str) -> str:
+    """A file with one case, of these ratios."""
+    case = f'{{"machine": {{}}, "options": {{}}, "ratios": {ratios}}}'
+    return f'{{"format": 2, "cases": {{"a": {case}}}}}'
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("", "not JSON"),
         ("{", "not JSON"),
-        ("[]", "not an object of format 1"),
-        ("{}", "not an object of format 1"),
-        ('{"format": 2, "ratios": {"a": 1}}', "not an object of format 1"),
-        ('{"format": 1}', "no ratios"),
-        ('{"format": 1, "ratios": {}}', "no ratios"),
-        ('{"format": 1, "ratios": [1]}', "no ratios"),
-        ('{"format": 1, "ratios": {"a": "1"}}', "'a' is '1', not a positive number"),
-        ('{"format": 1, "ratios": {"a": true}}', "not a positive number"),
-        ('{"format": 1, "ratios": {"a": null}}', "not a positive number"),
-        ('{"format": 1, "ratios": {"a": 0}}', "not a positive number"),
-        ('{"format": 1, "ratios": {"a": -1.0}}', "not a positive number"),
-        ('{"format": 1, "ratios": {"a": NaN}}', "not a positive number"),
-        ('{"format": 1, "ratios": {"a": Infinity}}', "not a positive number"),
+        ("[]", "not an object of format 2"),
+        ("{}", "not an object of format 2"),
+        ('{"format": 1, "ratios": {"a": 1}}', "not an object of format 2"),
+        ('{"format": 2}', "no cases"),
+        ('{"format": 2, "cases": {}}', "no cases"),
+        ('{"format": 2, "cases": {"a": 1}}', "'a' does not say where"),
+        ('{"format": 2, "cases": {"a": {"ratios": {"b": 1}}}}', "'a' does not say where"),
+        (case_with("{}"), "'a' has no ratios"),
+        (case_with('{"b": "1"}'), "'b' is '1', not a positive number"),
+        (case_with('{"b": true}'), "not a positive number"),
+        (case_with('{"b": null}'), "not a positive number"),
+        (case_with('{"b": 0}'), "not a positive number"),
+        (case_with('{"b": -1.0}'), "not a positive number"),
+        (case_with('{"b": NaN}'), "not a positive number"),
+        (case_with('{"b": Infinity}'), "not a positive number"),
     ],
 )
 def test_a_malformed_file_fails_before_anything_is_measured(run: Run, text: str, why: str) -> None:
@@ -230,7 +252,7 @@ def test_a_case_that_cannot_be_measured_fails(
     error: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "kept.json"
-    path.write_text(spelled_file(KEPT, {}, {}))
+    path.write_text(spelled(KEPT))
 
     def broken(case: str) -> dict[str, float]:
         raise error
@@ -245,13 +267,34 @@ def test_a_case_that_cannot_be_measured_fails(
 def test_what_was_kept_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kept.json"
     assert check.main(["--write", "--kept", str(path)], Server({}, KEPT)) == 0
-    assert parse_file(path.read_text()) == KEPT
-    machine = json.loads(path.read_text())["machine"]
-    assert machine["processor"]
-    assert machine["date"].endswith(" UTC")
+    kept = parse_file(path.read_text())
+    assert list(kept) == list(check.CASES)
+    assert ratios_of(kept) == KEPT
+    for case in kept.values():
+        assert case.machine["processor"]
+        assert case.machine["date"].endswith(" UTC")
+        assert case.options["rounds"] == check.ROUNDS_WRITTEN
     assert check.main(["--kept", str(path)], Server({}, KEPT)) == 0
     assert check.main(["--kept", str(path)], Server({PAGE: (0.4,)}, KEPT)) == 1
     assert f"kept {FIRST}: 0.800" in capsys.readouterr().out
+
+
+def test_the_other_cases_keep_their_ratios_and_machines(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(spelled(KEPT))
+    server = Server({HUNDRED: (2.0,)}, KEPT)
+    assert check.main(["--kept", str(path), "--write", "append-100"], server) == 0
+    assert server.tries == ["append-100"]
+    kept = parse_file(path.read_text())
+    assert ratios_of(kept) == KEPT | {HUNDRED: 2 * KEPT[HUNDRED]}
+    assert kept["append-100"].machine["processor"]
+    assert kept["append-1"].machine == {}
+
+
+def test_a_part_is_not_written_into_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "absent.json"
+    assert check.main(["--kept", str(path), "--write", "append-100"], Server({}, KEPT)) == 1
+    assert not path.exists()
 
 
 def test_a_failed_write_leaves_the_file(tmp_path: Path) -> None:
@@ -266,7 +309,7 @@ def test_a_failed_write_leaves_the_file(tmp_path: Path) -> None:
 
 
 def test_the_kept_file_of_the_repository_has_every_row() -> None:
-    rows = parse_file(check.KEPT.read_text("utf-8"))
+    rows = ratios_of(parse_file(check.KEPT.read_text("utf-8")))
     for case in check.CASES:
         found = [row for row in rows if row.startswith(f"{case}: ")]
         assert [row.rpartition(", ")[2] for row in found] == ["1 connection"]
@@ -280,6 +323,7 @@ def test_the_kept_file_of_the_repository_has_every_row() -> None:
     [
         ["--no-such-option"],
         ["append-1"],
+        ["--write", "no-such-case"],
         ["--kept"],
         ["--dir", "/no/such/folder"],
         ["--server", "'"],
@@ -292,6 +336,32 @@ def test_wrong_arguments_get_usage_and_2(
         check.main(words, Server({}, KEPT))
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("usage: ./run bench-check")
+
+
+def test_a_storing_floor_parses_writes_and_keeps_what_it_gets(tmp_path: Path) -> None:
+    path = tmp_path / "bodies"
+    store = store_in(path)
+    store(b'{"a": 1}')
+    store(b"[]")
+    assert path.read_bytes() == b'{"a": 1}{"a": 1}[][]'
+    with pytest.raises(ValueError, match="unexpected end"):
+        store(b"{")
+    with pytest.raises(FileExistsError):
+        store_in(path)
+
+
+def test_the_floor_of_large_appends_stores_their_bodies(tmp_path: Path) -> None:
+    reply = Reply(200, (("Content-Type", "application/json"),), b"{}")
+    options = check.options_of(check.arguments(["--dir", str(tmp_path)]))
+    with check.ShortBench(options, []) as bench:
+        for case in check.CASES:
+            floor = bench.start_floor(case, reply)
+            answer = floor.call("POST", "/v0/topics/t", b'{"records": []}')
+            assert (answer.status, answer.body) == (200, b"{}")
+            floor.stop()
+        stored = [path for path in bench.folder.iterdir() if path.suffix == ".bodies"]
+        assert [path.name for path in stored] == ["floor-append-100.bodies"]
+        assert stored[0].read_bytes() == 2 * b'{"records": []}'
 
 
 REFUSING = """
@@ -322,7 +392,7 @@ def test_a_server_that_does_not_serve_fails(
     program: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "kept.json"
-    path.write_text(spelled_file(KEPT, {}, {}))
+    path.write_text(spelled(KEPT))
     script = tmp_path / "server.py"
     script.write_text(program)
     command = shlex.join([sys.executable, str(script)])
@@ -337,7 +407,7 @@ def test_a_server_command_that_does_not_exist_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "kept.json"
-    path.write_text(spelled_file(KEPT, {}, {}))
+    path.write_text(spelled(KEPT))
     words = ["--kept", str(path), "--server", "/no/such/program", "--dir", str(tmp_path)]
     assert check.main(words) == 1
     assert "/no/such/program" in capsys.readouterr().out
