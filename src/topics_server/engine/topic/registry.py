@@ -55,6 +55,7 @@ class Registry:
     def __init__(self) -> None:
         self._by_name: Final[dict[str, Topic]] = {}
         self._by_id: Final[dict[int, Topic]] = {}
+        self._ids: Final[array[int]] = array("Q")  # of the same topics, ascending
         # Topics by name, and by id unless they are pending; every request needs a look-up.
         self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
         self.get: Final[Callable[[int], Topic | None]] = self._by_id.get
@@ -94,11 +95,13 @@ class Registry:
         return None if topic is None else own_path(topic)
 
     def ids(self) -> array[int]:
-        """The ids of the current topics.
+        """A copy of the ids of the current topics, ascending.
 
-        Python's collector examines every item of a new list, but no item of an array.
+        To copy an array takes a thousandth of the time that it takes to make one of the items of a
+        dict: a checkpoint of 100,000 topics would block the loop for 10 to 50 ms. And Python's
+        collector examines no item of an array.
         """
-        return array("Q", self._by_id)
+        return self._ids[:]
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._by_id.values()))
@@ -207,6 +210,7 @@ class Registry:
         assert topic_id not in self._by_id
         self._by_name[name] = topic
         self._by_id[topic_id] = topic
+        insort(self._ids, topic_id)  # nearly always at the end
         if topic_id >= self.next_topic_id:
             self.next_topic_id = topic_id + 1
         self.dropped_epochs.pop(name, None)
@@ -263,6 +267,7 @@ class Registry:
         self._merge_names()
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
+        del self._ids[bisect_left(self._ids, topic.topic_id)]
         records, weight = self._counted.pop(topic.topic_id)
         self.records_live -= records
         self.bytes_live -= weight

@@ -245,6 +245,28 @@ def test_topics_and_ids_may_change_while_they_are_walked() -> None:
     assert (len(world.registry), list(world.registry.ids())) == (0, [])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_ids_are_those_of_the_current_topics_ascending(seed: int) -> None:
+    """Guard: engine/topic/registry.py, `_remove`. Replay may apply creations in any order, and a
+    name may be created again before its drop is applied.
+    """
+    chance = random.Random(seed)
+    world = World()
+    creations = []
+    for number in range(60):
+        name = f"t{chance.randrange(40)}"
+        creations.append(TopicPut(number + 1, name, number + 1, TopicConfig(), 1, 0, True, None))
+    chance.shuffle(creations)
+    for creation in creations:
+        world.apply(creation)
+        if chance.random() < 0.4 and len(world.registry):
+            world.drop(chance.choice(list(world.registry)))
+        taken = world.registry.ids()
+        assert list(taken) == sorted(topic.topic_id for topic in world.registry)
+        taken.append(0)
+        assert 0 not in world.registry.ids()
+
+
 def test_the_collector_examines_no_copied_id() -> None:
     world = World()
     for name in ("a", "b", "c"):
