@@ -89,9 +89,9 @@ class Bench:
             server.wait_ready("/v0/ready")
         return server
 
-    def start_floor(self, name: str, reply: Reply) -> ServerProcess:
-        """Start a floor that sends this answer."""
-        return self.owned(start_floor(self.folder, name, reply))
+    def start_floor(self, name: str, reply: Reply, *, stores: bool = False) -> ServerProcess:
+        """Start a floor that sends this answer; `stores`: it also stores each body."""
+        return self.owned(start_floor(self.folder, name, reply, stores=stores))
 
     def owned(self, process: ServerProcess) -> ServerProcess:
         """Add a process that the case started itself; it is ended with the others."""

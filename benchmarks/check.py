@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.bench import Bench, HasCost, Options, Side, settle
+from benchmarks.cases.against_floor import STORING
 from benchmarks.cases.registry import STORE_CASES
 from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.report.floor_ratios import (
@@ -39,13 +40,10 @@ from benchmarks.report.floor_ratios import (
 )
 from benchmarks.report.machine import describe
 from benchmarks.report.terminal import say
-from benchmarks.servers.floor import start_floor
-from benchmarks.servers.process import Reply, ServerProcess
 from benchmarks.servers.server import DEFAULT_COMMAND
 
 KEPT = Path(__file__).parent / "results" / "floor-ratios.json"
 CASES = ("append-1", "append-100", "diff-1000")
-BESIDE_STORING_FLOOR = ("append-100",)
 # Rounds as short as this often pass between two turns of another process.
 ROUNDS, SECONDS = 40, 0.05
 ROUNDS_WRITTEN = 2 * ROUNDS
@@ -73,11 +71,6 @@ class ShortBench(Bench):
             self._settled.add(server)
             settle(server)
         return sample
-
-    def start_floor(self, name: str, reply: Reply) -> ServerProcess:
-        """Start the floor of the case `name`; that of large appends stores the bodies."""
-        stores = name in BESIDE_STORING_FLOOR
-        return self.owned(start_floor(self.folder, name, reply, stores=stores))
 
     def interleave(
         self, sides: Mapping[str, Side], *, rounds: int | None = None, warm: bool = True
@@ -111,13 +104,16 @@ def one_core() -> Iterator[None]:
 def measure(case: str, options: Options) -> dict[str, float]:
     """The ratio of each row of a case: the floor's latency over ours, which is the ratio of the
     rates, because the one connection sends its next request after the answer to the last one.
+
+    The floor is the storing one where the case has one.
     """
+    ratios = {}
     with one_core(), ShortBench(options, []) as bench:
         figures = STORE_CASES[case](bench)
-        return {
-            f"{case}: {figure.name}": undisturbed_ms(taken["floor"]) / undisturbed_ms(taken["ours"])
-            for figure, taken in zip(figures, bench.taken, strict=True)
-        }
+        for figure, taken in zip(figures, bench.taken, strict=True):
+            floor = undisturbed_ms(taken.get(STORING, taken["floor"]))
+            ratios[f"{case}: {figure.name}"] = floor / undisturbed_ms(taken["ours"])
+    return ratios
 
 
 def compare(kept: Mapping[str, float], measured: Measure) -> int:

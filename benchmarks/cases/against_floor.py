@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.bench import Bench, series
 from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.clients.requests import append_body, append_request, diff_request, http_request
-from benchmarks.report.figures import Bar, Figure, ratios
+from benchmarks.report.figures import Bar, Figure, Series, ratios
 from benchmarks.servers.process import Reply, ServerProcess
 from benchmarks.servers.server import STILL
 
@@ -23,6 +23,7 @@ SEVERAL = 10
 # The least share of the floor's rate, by the number of connections.
 Limits = Mapping[int, float]
 NO_LIMITS: Limits = {}
+STORING = "storing floor"
 
 
 def costs(label: str, samples: Sequence[Sample]) -> str:
@@ -40,19 +41,33 @@ def compare(
     requests: Path,
     reply: Reply,
     limits: Limits,
+    *,
+    stored: bool = False,
 ) -> list[Figure]:
-    """Interleaved rounds of ours and the floor, with 1 and, unless steady, with 16 connections."""
-    floor = bench.start_floor(case, reply)
+    """Interleaved rounds of ours and the floor, with 1 and, unless steady, with 16 connections.
+
+    `stored`: also of a storing floor. Its rate shows how much of the distance to the floor no store
+    can avoid on this machine.
+    """
+    servers = {"ours": server, "floor": bench.start_floor(case, reply)}
+    if stored:
+        servers[STORING] = bench.start_floor(f"{case}-storing", reply, stores=True)
     figures = []
     for connections in CONNECTIONS[:1] if bench.options.steady else CONNECTIONS:
         taken = bench.interleave(
             {
-                "ours": partial(bench.load, server, requests, connections=connections),
-                "floor": partial(bench.load, floor, requests, connections=connections),
+                name: partial(bench.load, each, requests, connections=connections)
+                for name, each in servers.items()
             }
         )
+        beside: tuple[Series, ...] = ()
+        notes: tuple[str, ...] = ()
         ours = series(taken["ours"], "rate", "ours")
         bare = series(taken["floor"], "rate", "floor")
+        if stored:
+            storing = series(taken[STORING], "rate", STORING)
+            beside = (storing, ratios(storing.values, bare.values, f"{STORING} / floor"))
+            notes = (costs(STORING, taken[STORING]),)
         plural = "s" if connections > 1 else ""
         limit = limits.get(connections)
         figures.append(
@@ -67,11 +82,14 @@ def compare(
                     series(taken["ours"], "p50_ms", "ours, p50"),
                     series(taken["ours"], "p99_ms", "ours, p99"),
                     series(taken["floor"], "p99_ms", "floor, p99"),
+                    *beside,
                 ),
-                (costs("ours", taken["ours"]), costs("floor", taken["floor"])),
+                (costs("ours", taken["ours"]), costs("floor", taken["floor"]), *notes),
             )
         )
-    floor.stop()
+    for name, each in servers.items():
+        if name != "ours":
+            each.stop()
     return figures
 
 
@@ -96,7 +114,9 @@ def appends(bench: Bench, case: str, count: int, limits: Limits) -> list[Figure]
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
     reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
     what = "append of one record" if count == 1 else f"append of {count} records"
-    return compare(bench, case, what, server, requests, reply, limits)
+    # Of a large append most is work of the memory and of files: state how much.
+    stored = count > 1
+    return compare(bench, case, what, server, requests, reply, limits, stored=stored)
 
 
 def append_1(bench: Bench) -> list[Figure]:

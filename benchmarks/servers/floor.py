@@ -34,23 +34,24 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 Store = Callable[[bytes], None]
 
 KEPT_BYTES = 512 << 20
+FILE_BYTES = 2 * KEPT_BYTES
 
 
 def store_in(path: Path) -> Store:
     """The least work of a store: parse the JSON, write it to a new file, keep it in memory.
 
     Writes each body twice, as a server does that fills the room in its journal before it writes
-    there. Keeps the last 512 MiB in memory.
+    there. Keeps the last 512 MiB in memory and the last GiB in the file.
     """
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     kept: deque[bytes] = deque()
-    kept_bytes = 0
+    kept_bytes = offset = 0
 
     def store(body: bytes) -> None:
-        nonlocal kept_bytes
+        nonlocal kept_bytes, offset
         orjson.loads(body)
         for _ in range(2):
-            os.write(file, body)
+            offset += os.pwrite(file, body, offset % FILE_BYTES)
         kept.append(body)
         kept_bytes += len(body)
         while kept_bytes > KEPT_BYTES:

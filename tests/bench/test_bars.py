@@ -63,7 +63,7 @@ class Rounds:
     def start(self, **_: Any) -> Served:
         return self.server
 
-    def start_floor(self, name: str, reply: Reply) -> Served:
+    def start_floor(self, name: str, reply: Reply, *, stores: bool = False) -> Served:
         return self.server
 
     def requests(self, name: str, requests: Sequence[bytes]) -> Sequence[bytes]:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import check
+from benchmarks.cases.registry import STORE_CASES
 from benchmarks.clients.loader import BenchmarkError, Sample
+from benchmarks.report.figures import Figure, Series
 from benchmarks.report.floor_ratios import (
     MARGIN,
     FileProblem,
@@ -22,7 +24,7 @@ from benchmarks.report.floor_ratios import (
     spelled_file,
     verdict,
 )
-from benchmarks.servers.floor import store_in
+from benchmarks.servers import floor
 from benchmarks.servers.process import Reply
 
 KEPT = {
@@ -84,6 +86,11 @@ def run(
     return compare
 
 
+def samples(*latencies: float) -> list[Sample]:
+    """Rounds of these median latencies."""
+    return [Sample(1, 1.0, 1.0, p50, p50, p50, p50, 0.0) for p50 in latencies]
+
+
 Run = Callable[..., tuple[int, list[str], Server]]
 
 
@@ -129,10 +136,6 @@ def test_the_margin_is_inside() -> None:
 
 def test_a_ratio_is_of_the_rounds_that_nothing_disturbed() -> None:
     """Five of 40 rounds suffice; a slow server is slow in all of them, and one may be odd."""
-
-    def samples(*latencies: float) -> list[Sample]:
-        return [Sample(1, 1.0, 1.0, p50, p50, p50, p50, 0.0) for p50 in latencies]
-
     quiet = samples(*[1.0] * 40)
     assert check.undisturbed_ms(quiet) == 1.0
     assert check.undisturbed_ms(samples(*[50.0] * 35, *[1.0] * 5)) == 1.0
@@ -340,28 +343,60 @@ def test_wrong_arguments_get_usage_and_2(
 
 def test_a_storing_floor_parses_writes_and_keeps_what_it_gets(tmp_path: Path) -> None:
     path = tmp_path / "bodies"
-    store = store_in(path)
+    store = floor.store_in(path)
     store(b'{"a": 1}')
     store(b"[]")
     assert path.read_bytes() == b'{"a": 1}{"a": 1}[][]'
     with pytest.raises(ValueError, match="unexpected end"):
         store(b"{")
     with pytest.raises(FileExistsError):
-        store_in(path)
+        floor.store_in(path)
 
 
-def test_the_floor_of_large_appends_stores_their_bodies(tmp_path: Path) -> None:
+def test_a_storing_floor_keeps_so_much_and_writes_from_the_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floor, "FILE_BYTES", 8)
+    monkeypatch.setattr(floor, "KEPT_BYTES", 8)
+    path = tmp_path / "bodies"
+    store = floor.store_in(path)
+    for body in (b"[11]", b"[22]", b"[33]"):
+        store(body)
+    assert path.read_bytes() == b"[33][33]"
+
+
+def test_a_floor_stores_bodies_if_it_is_told_to(tmp_path: Path) -> None:
     reply = Reply(200, (("Content-Type", "application/json"),), b"{}")
     options = check.options_of(check.arguments(["--dir", str(tmp_path)]))
     with check.ShortBench(options, []) as bench:
-        for case in check.CASES:
-            floor = bench.start_floor(case, reply)
-            answer = floor.call("POST", "/v0/topics/t", b'{"records": []}')
+        for name, stores in (("bare", False), ("storing", True)):
+            started = bench.start_floor(name, reply, stores=stores)
+            answer = started.call("POST", "/v0/topics/t", b'{"records": []}')
             assert (answer.status, answer.body) == (200, b"{}")
-            floor.stop()
+            started.stop()
         stored = [path for path in bench.folder.iterdir() if path.suffix == ".bodies"]
-        assert [path.name for path in stored] == ["floor-append-100.bodies"]
+        assert [path.name for path in stored] == ["floor-storing.bodies"]
         assert stored[0].read_bytes() == 2 * b'{"records": []}'
+
+
+@pytest.mark.parametrize(("storing", "ratio"), [({}, 0.25), ({"storing floor": 2.0}, 0.5)])
+def test_a_ratio_is_to_the_storing_floor_if_the_case_has_one(
+    storing: dict[str, float], ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latencies = {"ours": 4.0, "floor": 1.0} | storing
+
+    def case(bench: check.ShortBench) -> list[Figure]:
+        bench.taken.append(
+            {
+                name: [Sample(1, 1.0, 1.0, p50, p50, p50, p50, 0.0)] * 10
+                for name, p50 in latencies.items()
+            }
+        )
+        return [Figure("x", "row", Series("", "", (1.0,)))]
+
+    monkeypatch.setitem(STORE_CASES, "x", case)
+    options = check.options_of(check.arguments(["--dir", str(tmp_path)]))
+    assert check.measure("x", options) == {"x: row": ratio}
 
 
 REFUSING = """
