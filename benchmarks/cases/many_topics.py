@@ -159,7 +159,7 @@ def pauses(bench: Bench) -> list[Figure]:
             "pauses",
             f"loop pause, seen by probes at 1 kHz, {every}",
             slowest,
-            Bar("<=", 10.0, "highest"),
+            Bar("<=", 8.0, "highest"),
             beside,
             ("a probe waits for its own turn too, and for the machine: compare with quiet",),
         ),
