@@ -31,6 +31,7 @@ from benchmarks.report.floor_ratios import (
     MARGIN,
     FileProblem,
     Kept,
+    added,
     holds,
     parse_file,
     ratios_of,
@@ -141,16 +142,20 @@ def compare(kept: Mapping[str, float], measured: Measure) -> int:
 def write(path: Path, cases: Sequence[str], measured: Measure, options: Options) -> None:
     """Measure every row of these cases once, in more rounds, and keep the ratios.
 
-    The file keeps the ratios of the other cases.
+    The file keeps the ratios of the other cases and of other processors. It may be missing if all
+    cases are measured.
     """
-    kept = {} if set(cases) == set(CASES) else parse_file(path.read_text("utf-8"))
+    is_new = set(cases) == set(CASES) and not path.exists()
+    kept = {} if is_new else parse_file(path.read_text("utf-8"))
     machine = describe(options.folder)
     about = {"rounds": options.rounds, "seconds": options.seconds}
-    for case in cases:
-        kept[case] = Kept(machine, about, measured(case))
+    newest = {case: Kept(machine, about, measured(case)) for case in cases}
+    for case, each in newest.items():
+        kept[case] = added(kept.get(case, ()), each)
     path.write_text(spelled_file(kept), encoding="utf-8")
-    for row, ratio in ratios_of({case: kept[case] for case in cases}).items():
-        say(f"kept {row}: {ratio:.3f}")
+    for each in newest.values():
+        for row, ratio in each.ratios.items():
+            say(f"kept {row}: {ratio:.3f}")
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -209,7 +214,9 @@ def main(words: Sequence[str], measured: Measure | None = None) -> int:
         if given.write is not None:
             write(given.kept, given.write or CASES, measured, options)
             return 0
-        failed = compare(ratios_of(parse_file(given.kept.read_text("utf-8"))), measured)
+        kept = parse_file(given.kept.read_text("utf-8"))
+        processor = str(describe(options.folder)["processor"])
+        failed = compare(ratios_of(kept, processor), measured)
     except (FileProblem, UnicodeDecodeError) as error:
         say(f"ERROR: {given.kept}: {error}")
         return 1

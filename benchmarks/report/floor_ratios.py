@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 FORMAT = 2
-# A row fails below this share of its kept ratio. Another processor changes the ratio of an equal
-# build by up to a third: docs/decisions/0345-ratios-that-ci-compares.md.
+# A row fails below this share of the ratio that was kept on the same kind of processor. Another one
+# changes the ratio of an equal build by up to two fifths:
+# docs/decisions/0345-ratios-that-ci-compares.md.
 MARGIN = 0.5
 
 
@@ -25,30 +26,42 @@ class FileProblem(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The kept ratios of one case, and how they were measured."""
+    """The kept ratios of one case on one machine, and how they were measured."""
 
     machine: Mapping[str, Any]
     options: Mapping[str, Any]
     ratios: Mapping[str, float]  # by row
 
+    @property
+    def processor(self) -> str:
+        """The name of the machine's processor."""
+        return str(self.machine["processor"])
 
-def spelled_file(cases: Mapping[str, Kept]) -> str:
+
+# By case: what was kept on each kind of processor.
+Cases = Mapping[str, Sequence[Kept]]
+
+
+def spelled_file(cases: Cases) -> str:
     """The file's text, from what was kept of each case."""
     content = {
         "format": FORMAT,
         "cases": {
-            case: {
-                "machine": dict(kept.machine),
-                "options": dict(kept.options),
-                "ratios": {row: round(ratio, 3) for row, ratio in kept.ratios.items()},
-            }
-            for case, kept in cases.items()
+            case: [
+                {
+                    "machine": dict(kept.machine),
+                    "options": dict(kept.options),
+                    "ratios": {row: round(ratio, 3) for row, ratio in kept.ratios.items()},
+                }
+                for kept in machines
+            ]
+            for case, machines in cases.items()
         },
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-def parse_file(text: str) -> dict[str, Kept]:
+def parse_file(text: str) -> dict[str, list[Kept]]:
     """What was kept of each case; raises FileProblem for any other text."""
     try:
         content = json.loads(text)
@@ -59,13 +72,18 @@ def parse_file(text: str) -> dict[str, Kept]:
     cases = content.get("cases")
     if not isinstance(cases, dict) or not cases:
         raise FileProblem("it has no cases")
-    return {case: _parsed_case(case, kept) for case, kept in cases.items()}
+    for case, machines in cases.items():
+        if not isinstance(machines, list) or not machines:
+            raise FileProblem(f"the case {case!r} has no machines")
+    return {
+        case: [_parsed_kept(case, kept) for kept in machines] for case, machines in cases.items()
+    }
 
 
-def _parsed_case(case: str, kept: object) -> Kept:
+def _parsed_kept(case: str, kept: object) -> Kept:
     parts = kept if isinstance(kept, dict) else {}
     machine, options, ratios = (parts.get(name) for name in ("machine", "options", "ratios"))
-    if not isinstance(machine, dict) or not isinstance(options, dict):
+    if not isinstance(machine, dict) or "processor" not in machine or not isinstance(options, dict):
         raise FileProblem(f"the case {case!r} does not say where and how it was measured")
     if not isinstance(ratios, dict) or not ratios:
         raise FileProblem(f"the case {case!r} has no ratios")
@@ -75,9 +93,23 @@ def _parsed_case(case: str, kept: object) -> Kept:
     return Kept(machine, options, {row: float(ratio) for row, ratio in ratios.items()})
 
 
-def ratios_of(cases: Mapping[str, Kept]) -> dict[str, float]:
-    """The ratio of each row of all cases."""
-    return {row: ratio for kept in cases.values() for row, ratio in kept.ratios.items()}
+def added(machines: Sequence[Kept], newest: Kept) -> list[Kept]:
+    """What is kept of a case, with `newest` in the place of what had the same processor."""
+    return [kept for kept in machines if kept.processor != newest.processor] + [newest]
+
+
+def ratios_of(cases: Cases, processor: str) -> dict[str, float]:
+    """The ratio of each row of all cases, for a machine with this processor.
+
+    Where nothing was kept on such a machine, the lowest ratio of the row counts.
+    """
+    found: dict[str, float] = {}
+    for machines in cases.values():
+        equal = [kept for kept in machines if kept.processor == processor]
+        for kept in equal or machines:
+            for row, ratio in kept.ratios.items():
+                found[row] = min(ratio, found.get(row, ratio))
+    return found
 
 
 def row_problems(measured: Iterable[str], kept: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ from benchmarks.report.floor_ratios import (
     spelled_file,
     verdict,
 )
+from benchmarks.report.machine import describe
 from benchmarks.servers import floor
 from benchmarks.servers.process import Reply
 
@@ -36,15 +37,18 @@ KEPT = {
 FIRST, SECOND, HUNDRED, PAGE = KEPT
 
 
+def kept_on(processor: str, ratios: Mapping[str, float]) -> dict[str, list[Kept]]:
+    """What is kept on a machine with this processor: each ratio in the case that its row names."""
+    cases: dict[str, dict[str, float]] = {}
+    for row, ratio in ratios.items():
+        cases.setdefault(row.partition(": ")[0], {})[row] = ratio
+    machine = {"processor": processor}
+    return {case: [Kept(machine, {}, rows)] for case, rows in cases.items()}
+
+
 def spelled(ratios: Mapping[str, float]) -> str:
-    """A file that keeps these ratios, each in the case that its row names."""
-    cases = dict.fromkeys(row.partition(": ")[0] for row in ratios)
-    return spelled_file(
-        {
-            case: Kept({}, {}, {row: ratios[row] for row in ratios if row.startswith(f"{case}: ")})
-            for case in cases
-        }
-    )
+    """A file that keeps these ratios, on a machine with some processor."""
+    return spelled_file(kept_on("Some", ratios))
 
 
 class Server:
@@ -196,10 +200,10 @@ def test_row_problems_are_none_if_both_sides_have_the_same_rows() -> None:
     assert row_problems(reversed(KEPT), KEPT) == []
 
 
-def case_with(ratios: str) -> str:
+def case_with(ratios: str, machine: str = '{"processor": "x"}') -> str:
     """A file with one case, of these ratios."""
-    case = f'{{"machine": {{}}, "options": {{}}, "ratios": {ratios}}}'
-    return f'{{"format": 2, "cases": {{"a": {case}}}}}'
+    kept = f'{{"machine": {machine}, "options": {{}}, "ratios": {ratios}}}'
+    return f'{{"format": 2, "cases": {{"a": [{kept}]}}}}'
 
 
 @pytest.mark.parametrize(
@@ -212,8 +216,11 @@ def case_with(ratios: str) -> str:
         ('{"format": 1, "ratios": {"a": 1}}', "not an object of format 2"),
         ('{"format": 2}', "no cases"),
         ('{"format": 2, "cases": {}}', "no cases"),
-        ('{"format": 2, "cases": {"a": 1}}', "'a' does not say where"),
-        ('{"format": 2, "cases": {"a": {"ratios": {"b": 1}}}}', "'a' does not say where"),
+        ('{"format": 2, "cases": {"a": 1}}', "'a' has no machines"),
+        ('{"format": 2, "cases": {"a": []}}', "'a' has no machines"),
+        ('{"format": 2, "cases": {"a": [1]}}', "'a' does not say where"),
+        ('{"format": 2, "cases": {"a": [{"ratios": {"b": 1}}]}}', "'a' does not say where"),
+        (case_with('{"b": 1}', machine="{}"), "'a' does not say where"),
         (case_with("{}"), "'a' has no ratios"),
         (case_with('{"b": "1"}'), "'b' is '1', not a positive number"),
         (case_with('{"b": true}'), "not a positive number"),
@@ -272,8 +279,8 @@ def test_what_was_kept_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture
     assert check.main(["--write", "--kept", str(path)], Server({}, KEPT)) == 0
     kept = parse_file(path.read_text())
     assert list(kept) == list(check.CASES)
-    assert ratios_of(kept) == KEPT
-    for case in kept.values():
+    assert ratios_of(kept, "any") == KEPT
+    for [case] in kept.values():
         assert case.machine["processor"]
         assert case.machine["date"].endswith(" UTC")
         assert case.options["rounds"] == check.ROUNDS_WRITTEN
@@ -289,9 +296,31 @@ def test_the_other_cases_keep_their_ratios_and_machines(tmp_path: Path) -> None:
     assert check.main(["--kept", str(path), "--write", "append-100"], server) == 0
     assert server.tries == ["append-100"]
     kept = parse_file(path.read_text())
-    assert ratios_of(kept) == KEPT | {HUNDRED: 2 * KEPT[HUNDRED]}
-    assert kept["append-100"].machine["processor"]
-    assert kept["append-1"].machine == {}
+    assert [each.processor for each in kept["append-1"]] == ["Some"]
+    [some, here] = kept["append-100"]
+    assert some.processor == "Some"
+    assert some.ratios == {HUNDRED: KEPT[HUNDRED]}
+    assert here.processor == describe(tmp_path)["processor"]
+    assert here.ratios == {HUNDRED: 2 * KEPT[HUNDRED]}
+    assert check.main(["--kept", str(path), "--write", "append-100"], Server({}, KEPT)) == 0
+    assert [each.ratios for each in parse_file(path.read_text())["append-100"]] == [some.ratios] * 2
+
+
+def test_the_ratios_of_an_equal_processor_count_and_else_the_lowest() -> None:
+    fast, slow = kept_on("Fast", {FIRST: 0.8, PAGE: 1.0}), kept_on("Slow", {FIRST: 0.5, PAGE: 1.1})
+    cases = {case: fast[case] + slow[case] for case in fast}
+    assert ratios_of(cases, "Fast") == {FIRST: 0.8, PAGE: 1.0}
+    assert ratios_of(cases, "Slow") == {FIRST: 0.5, PAGE: 1.1}
+    assert ratios_of(cases, "Other") == {FIRST: 0.5, PAGE: 1.0}
+
+
+def test_the_ratios_of_this_processor_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    here = kept_on(str(describe(tmp_path)["processor"]), KEPT)
+    low = kept_on("Other", {row: ratio / 10 for row, ratio in KEPT.items()})
+    path.write_text(spelled_file({case: low[case] + here[case] for case in here}))
+    assert check.main(["--kept", str(path)], Server({}, KEPT)) == 0
+    assert check.main(["--kept", str(path)], Server({HUNDRED: (0.4,)}, KEPT)) == 1
 
 
 def test_a_part_is_not_written_into_a_missing_file(tmp_path: Path) -> None:
@@ -302,17 +331,17 @@ def test_a_part_is_not_written_into_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_file(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
-    path.write_text("before")
+    path.write_text(before := spelled(KEPT))
 
     def broken(case: str) -> dict[str, float]:
         raise BenchmarkError("it does not start")
 
     assert check.main(["--write", "--kept", str(path)], broken) == 1
-    assert path.read_text() == "before"
+    assert path.read_text() == before
 
 
 def test_the_kept_file_of_the_repository_has_every_row() -> None:
-    rows = ratios_of(parse_file(check.KEPT.read_text("utf-8")))
+    rows = ratios_of(parse_file(check.KEPT.read_text("utf-8")), "any")
     for case in check.CASES:
         found = [row for row in rows if row.startswith(f"{case}: ")]
         assert [row.rpartition(", ")[2] for row in found] == ["1 connection"]
