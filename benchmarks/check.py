@@ -1,10 +1,10 @@
 """`./run bench-check`: a short run that finds a server that has become much slower.
 
 Measures the cases beside the floor in short, interleaved rounds and compares the ratio of each row
-with the one kept in `results/floor-ratios.json`. The floor of large appends stores each body, too:
-most of their time is work of the memory and the files, whose speed differs between machines more
-than that of processors. Exit code 0 if every row is within the margin; 1
-if a row is not, could not be measured, or is missing on one side; 2 for wrong arguments.
+with the one that `results/floor-ratios.json` keeps for this kind of processor. The floor of large
+appends stores each body, too: most of their time is work of the memory and of files, whose speed
+differs between machines more than that of processors. Exit code 0 if every row is within the
+margin; 1 if a row is not, could not be measured, or is missing on one side; 2 for wrong arguments.
 
 A row that misses is measured again, up to `TRIES` times in all, and its best ratio counts: other
 work on the machine makes a ratio worse, and a slow server is slow every time.
