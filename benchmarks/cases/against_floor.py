@@ -42,15 +42,15 @@ def compare(
     reply: Reply,
     limits: Limits,
     *,
-    stored: bool = False,
+    with_storing_floor: bool = False,
 ) -> list[Figure]:
     """Interleaved rounds of ours and the floor, with 1 and, unless steady, with 16 connections.
 
-    `stored`: also of a storing floor. Its rate shows how much of the distance to the floor no store
-    can avoid on this machine.
+    `with_storing_floor`: also of a storing floor. Its rate shows which part of the distance to the
+    floor no store can avoid on this machine.
     """
     servers = {"ours": server, "floor": bench.start_floor(case, reply)}
-    if stored:
+    if with_storing_floor:
         servers[STORING] = bench.start_floor(f"{case}-storing", reply, stores=True)
     figures = []
     for connections in CONNECTIONS[:1] if bench.options.steady else CONNECTIONS:
@@ -64,7 +64,7 @@ def compare(
         notes: tuple[str, ...] = ()
         ours = series(taken["ours"], "rate", "ours")
         bare = series(taken["floor"], "rate", "floor")
-        if stored:
+        if with_storing_floor:
             storing = series(taken[STORING], "rate", STORING)
             beside = (storing, ratios(storing.values, bare.values, f"{STORING} / floor"))
             notes = (costs(STORING, taken[STORING]),)
@@ -114,9 +114,9 @@ def appends(bench: Bench, case: str, count: int, limits: Limits) -> list[Figure]
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
     reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
     what = "append of one record" if count == 1 else f"append of {count} records"
-    # Of a large append most is work of the memory and of files: state how much.
-    stored = count > 1
-    return compare(bench, case, what, server, requests, reply, limits, stored=stored)
+    # Most of a large append is work of the memory and of files: state how much.
+    is_large = count > 1
+    return compare(bench, case, what, server, requests, reply, limits, with_storing_floor=is_large)
 
 
 def append_1(bench: Bench) -> list[Figure]:

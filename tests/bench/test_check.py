@@ -415,12 +415,7 @@ def test_a_ratio_is_to_the_storing_floor_if_the_case_has_one(
     latencies = {"ours": 4.0, "floor": 1.0} | storing
 
     def case(bench: check.ShortBench) -> list[Figure]:
-        bench.taken.append(
-            {
-                name: [Sample(1, 1.0, 1.0, p50, p50, p50, p50, 0.0)] * 10
-                for name, p50 in latencies.items()
-            }
-        )
+        bench.taken.append({name: samples(*[p50] * 10) for name, p50 in latencies.items()})
         return [Figure("x", "row", Series("", "", (1.0,)))]
 
     monkeypatch.setitem(STORE_CASES, "x", case)
