@@ -4,6 +4,7 @@
 - `capture`: encodes one topic as a snapshot part, and restores it.
 - `checkpointer`: checkpoints: captures topics in slices, publishes, trims the journal.
 - `epochs`: keeps the epochs of dropped names in the snapshot.
+- `kept_parts`: the encoded parts that a checkpoint takes over from the one before it.
 - `large_appends`: decodes large appends one at a time in the helper process.
 - `mender`: mends damaged segments from undamaged copies, without a restart.
 - `packing`: packs segments: one that is due, and the next one while the first is written.

@@ -19,6 +19,7 @@ from typing import Final
 
 from topics_server.engine.background.capture import Captured, capture, prepare
 from topics_server.engine.background.epochs import capture_epochs
+from topics_server.engine.background.kept_parts import KeptParts
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projections
 from topics_server.engine.commit.router_pages import RouterPages
@@ -45,7 +46,6 @@ SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
 _KEPT_PART_BYTES_MAX: Final = 4096
 # How often the amount of journaled bytes is checked.
 _POLL_MS: Final = 500
-_NO_PART: Final = (-1, b"")
 _FREED_AT_ONCE: Final = 5_000
 # A tail above either bound is encoded off the loop. It is never kept for the next checkpoint: the
 # topic may have changed meanwhile.
@@ -85,8 +85,7 @@ class Checkpointer:
         self._seal_tails = seal_tails
         self._projections = projections
         self._busy = asyncio.Lock()
-        # Encoded parts, with the topic's revision at the capture: valid until the revision changes.
-        self._parts: dict[int, tuple[int, bytes]] = {}
+        self._parts = KeptParts()
         self._last_lsn = 0
         # Whether captured state has changed without an entry.
         self._has_moved = False
@@ -104,7 +103,7 @@ class Checkpointer:
 
     def _observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
         """Free the encoded part of a changed topic; appends change the topic's revision instead."""
-        self._parts.pop(entry.topic_id, None)
+        self._parts.discard(entry.topic_id)
 
     def moved(self, topic_id: int) -> None:
         """Discard the part of a topic that changed without an entry (sealed, flipped, damaged).
@@ -113,7 +112,7 @@ class Checkpointer:
         """
         if topic_id >= RESERVED_ID_MIN:
             self._has_moved = True
-        self._parts.pop(topic_id, None)
+        self._parts.discard(topic_id)
 
     async def take(self, *, final: bool = False, trim: bool = True) -> None:
         """Take one checkpoint. Raises `StorageError` if it could not be published.
@@ -227,17 +226,17 @@ class Checkpointer:
             topic = self._registry.get(topic_id)
             if topic is None:
                 continue  # dropped while others were captured
-            revision, kept = self._parts.get(topic_id, _NO_PART)
+            revision, kept = self._parts.get(topic_id)
             if revision != topic.revision:
                 if _has_long_tail(topic):
-                    self._parts.pop(topic_id, None)
+                    self._parts.discard(topic_id)
                     yield topic_id, prepare(topic)
                     continue
                 kept = capture(topic)
                 if len(kept) <= _KEPT_PART_BYTES_MAX:
-                    self._parts[topic_id] = topic.revision, kept
+                    self._parts.keep(topic_id, topic.revision, kept)
                 else:
-                    self._parts.pop(topic_id, None)
+                    self._parts.discard(topic_id)
             yield topic_id, kept
 
     async def run(
