@@ -24,6 +24,7 @@ from benchmarks.report.figures import Report, report_from_json
 from benchmarks.report.machine import describe, file_system_of
 from benchmarks.report.terminal import say, show, summary
 from benchmarks.servers.peers import NotInstalled
+from benchmarks.servers.process import end_by_sigterm
 from benchmarks.servers.server import DEFAULT_COMMAND
 
 ROUNDS, SECONDS = 7, 2.5
@@ -178,4 +179,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_by_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -113,6 +113,9 @@ def appends(bench: Bench, case: str, count: int, limits: Limits) -> list[Figure]
     # The floor's seqs have as many digits as the server's seqs after a while.
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
     reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
+    seqs = json.loads(reply.body).get("seqs", ()) if reply.status == 200 else ()
+    if len(seqs) != count:
+        raise BenchmarkError(f"an append of {count} has {len(seqs)} seqs: {reply.body[:300]!r}")
     what = "append of one record" if count == 1 else f"append of {count} records"
     # Most of a large append is work of the memory and of files: state how much.
     is_large = count > 1

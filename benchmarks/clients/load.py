@@ -5,8 +5,9 @@ second, latency percentiles, errors, and its own CPU time a request, so that a r
 the generator was not the bottleneck. Started by `loader`. Standard library only: it starts in
 milliseconds, and the cost of an HTTP client does not count as the server's.
 
-Invariants: a job is bounded in time and, if requested, in count; every connection has at most one
-request in flight; every result other than a complete 2xx answer is an error.
+Invariants: a job and each answer are bounded in time, and a job in count if requested; every
+connection has at most one request in flight; every result other than a complete 2xx answer is an
+error.
 
 With `pid`, the answer has the CPU time of that process and its children for each request. A
 connection's first request is then not counted, so that neither its opening nor its first head is
@@ -40,6 +41,8 @@ from benchmarks.servers.cpu_time import cpu_seconds
 
 CHUNK_BYTES = 1 << 20
 STALL_SECONDS = 30.0
+STALL_NS = int(STALL_SECONDS * 1e9)
+ENDLESS = f"an answer that has no end after {STALL_SECONDS:.0f} s"
 HEAD_BYTES_MAX = 1 << 16
 # The rest of a body is only counted, so let the kernel discard it without a copy.
 DISCARD = socket.MSG_TRUNC
@@ -357,6 +360,9 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
                     start(fd, connection)
                 else:
                     retire(fd)
+            elif time.perf_counter_ns() - connection.sent_ns > STALL_NS:
+                tally.fail(ENDLESS)
+                retire(fd)
     report = tally.report()
     for connection in (*live.values(), *ended):
         connection.sock.close()
@@ -410,6 +416,8 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
                     complete = connection.receive_postgres(buffer, size, ending)
                 elif size:
                     complete = connection.receive_http(buffer, size)
+                if not complete and time.perf_counter_ns() - connection.sent_ns > STALL_NS:
+                    raise TimeoutError(ENDLESS)
         except OSError as error:
             tally.fail(repr(error))
             break

@@ -71,8 +71,8 @@ def processor() -> str:
     """The processor's name, from the kernel."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+            if line.startswith("model name") and (name := line.partition(":")[2].strip()):
+                return name
     except OSError:
         pass
     return platform.machine()

@@ -11,6 +11,7 @@ import http.client
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from benchmarks.clients.loader import BenchmarkError
 from benchmarks.servers.cpu_time import cpu_seconds, family, read_proc
 
 IDLE_SECONDS = 2.0
+
+
+def end_by_sigterm() -> None:
+    """Make SIGTERM an exception, so that the servers and folders of this process end with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,10 @@ class ServerProcess:
         if self._process.poll() is not None:
             raise BenchmarkError(f"server ended with {self._process.returncode}: {self.tail()}")
         if not self.port and self._port_file.exists():
-            self.port = int(self._port_file.read_text().strip() or 0)
+            text = self._port_file.read_text().strip() or "0"
+            if not text.isdecimal():
+                raise BenchmarkError(f"no port number in {self._port_file}: {text[:100]!r}")
+            self.port = int(text)
         return self.port
 
     def open_sockets(self) -> int:

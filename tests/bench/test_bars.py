@@ -30,16 +30,23 @@ def options(folder: Path, **changed: Any) -> Options:
 
 
 class Served:
-    """Stands for a server: pages of as many records as are asked for, and `unsealed` of them."""
+    """Stands for a server: pages of as many records as are asked for, and `unsealed` of them.
 
-    def __init__(self, unsealed: int = 0, page: int = 1000) -> None:
+    An append is answered with the seqs of all its records but the last `unanswered` ones.
+    """
+
+    def __init__(self, unsealed: int = 0, page: int = 1000, unanswered: int = 0) -> None:
         self.calls: list[tuple[str, str]] = []
         self._unsealed = unsealed
         self._page = page
+        self._unanswered = unanswered
 
     def call(self, method: str, path: str, body: bytes = b"") -> Reply:
         self.calls.append((method, path))
         asked = json.loads(body)
+        if "records" in asked:
+            seqs = list(range(len(asked["records"]) - self._unanswered))
+            return Reply(200, (), json.dumps({"seqs": seqs}).encode())
         tail = against_floor.TAIL_RECORDS - asked.get("from_seq", 0)
         count = min(self._page, tail if path.endswith("/bench/diff") else self._page)
         return Reply(200, (), b'{"$seq":1}' * count)
@@ -159,6 +166,14 @@ def test_records_that_are_not_sealed_fail_the_case(tmp_path: Path) -> None:
 def test_a_page_of_fewer_records_fails_the_case(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="gave 999 records instead of 1000"):
         against_floor.diff_1000(cast(Bench, Rounds(tmp_path, Served(page=999))))
+
+
+@pytest.mark.parametrize("case", [against_floor.append_1, against_floor.append_100])
+def test_an_answer_without_all_seqs_fails_the_case(
+    case: Callable[[Bench], list[Figure]], tmp_path: Path
+) -> None:
+    with pytest.raises(BenchmarkError, match=r"an append of (1 has 0|100 has 99) seqs"):
+        case(cast(Bench, Rounds(tmp_path, Served(unanswered=1))))
 
 
 def test_a_steady_run_has_one_connection(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,18 +17,21 @@ from benchmarks.cases.registry import STORE_CASES
 from benchmarks.clients.loader import BenchmarkError, Sample
 from benchmarks.report.figures import Figure, Series
 from benchmarks.report.floor_ratios import (
+    ABOVE_MAX,
     MARGIN,
     FileProblem,
     Kept,
+    Known,
     holds,
+    known_ratios,
     parse_file,
-    ratios_of,
     row_problems,
     spelled_file,
     verdict,
 )
 from benchmarks.report.machine import describe
 from benchmarks.servers import floor
+from benchmarks.servers.cpu_time import family
 from benchmarks.servers.process import Reply
 
 KEPT = {
@@ -44,6 +50,11 @@ def kept_on(processor: str, ratios: Mapping[str, float]) -> dict[str, list[Kept]
         cases.setdefault(row.partition(": ")[0], {})[row] = ratio
     machine = {"processor": processor}
     return {case: [Kept(machine, {}, rows)] for case, rows in cases.items()}
+
+
+def lowest(cases: Mapping[str, list[Kept]], processor: str = "any") -> dict[str, float]:
+    """The lowest of the ratios that count for each row."""
+    return {row: known.lowest for row, known in known_ratios(cases, processor).items()}
 
 
 def spelled(ratios: Mapping[str, float]) -> str:
@@ -114,7 +125,7 @@ def test_less_than_half_of_the_rate_fails_in_its_row_only(run: Run) -> None:
     assert code == 1
     failed = [line for line in lines if line.startswith("FAIL")]
     assert failed == [
-        f"FAIL {HUNDRED}: ratio to the floor 0.140, kept 0.350, fails below 0.50 x kept = 0.175"
+        f"FAIL {HUNDRED}: ratio to the floor 0.140, kept 0.350, passes from 0.175 to 1.050"
     ]
     assert lines[-1] == "bench-check: 1 failed"
 
@@ -131,11 +142,29 @@ def test_a_server_of_less_than_half_the_rate_fails_in_every_row(run: Run) -> Non
     assert sum(line.startswith("FAIL") for line in lines) == len(KEPT)
 
 
-def test_the_margin_is_inside() -> None:
-    assert holds(MARGIN, 1.0)
-    assert not holds(MARGIN - 1e-9, 1.0)
-    assert not holds(float("nan"), 1.0)
-    assert verdict(FIRST, 0.9, 0.8).startswith(f"ok   {FIRST}: ratio to the floor 0.900, kept 0.8")
+@pytest.mark.parametrize("row", KEPT)
+def test_a_ratio_that_is_far_too_high_fails(run: Run, row: str) -> None:
+    """The floor has become slow, or the row compares something else: each server would pass."""
+    code, lines, _ = run({row: (ABOVE_MAX + 0.01, ABOVE_MAX + 3.0)})
+    assert code == 1
+    high = (ABOVE_MAX + 0.01) * KEPT[row]
+    assert any(line.startswith(f"FAIL {row}: ratio to the floor {high:.3f}") for line in lines)
+    assert run({row: (ABOVE_MAX - 0.01,)})[0] == 0
+
+
+def test_a_slow_floor_in_one_try_only_passes(run: Run) -> None:
+    assert run({PAGE: (20.0, 1.0)})[0] == 0
+    assert run({PAGE: (20.0, 0.3, 20.0)})[0] == 1
+
+
+def test_the_bounds_are_inside() -> None:
+    known = Known(0.5, 1.0)
+    assert holds(MARGIN * 0.5, known)
+    assert holds(ABOVE_MAX, known)
+    for outside in (MARGIN * 0.5 - 1e-9, ABOVE_MAX + 1e-9, float("nan"), float("inf")):
+        assert not holds(outside, known)
+    passed = f"ok   {FIRST}: ratio to the floor 0.900, kept 0.500 to 1.000, passes from 0.250 to 3"
+    assert verdict(FIRST, 0.9, known).startswith(passed)
 
 
 def test_a_ratio_is_of_the_rounds_that_nothing_disturbed() -> None:
@@ -156,7 +185,7 @@ def test_a_case_that_misses_once_is_measured_again_and_alone(run: Run) -> None:
     assert lines[0] == "append-1 misses, measured again: try 2 of 3"
 
 
-def test_the_best_of_three_tries_counts(run: Run) -> None:
+def test_a_third_try_within_the_bounds_counts(run: Run) -> None:
     code, _, server = run({PAGE: (0.3, 0.2, 0.9)})
     assert code == 0
     assert server.tries == [*check.CASES, "diff-1000", "diff-1000"]
@@ -206,6 +235,9 @@ def case_with(ratios: str, machine: str = '{"processor": "x"}') -> str:
     return f'{{"format": 2, "cases": {{"a": [{kept}]}}}}'
 
 
+NO_NUMBER = "'a: b' is not a number from 0.001 to 1000"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -220,15 +252,22 @@ def case_with(ratios: str, machine: str = '{"processor": "x"}') -> str:
         ('{"format": 2, "cases": {"a": []}}', "'a' has no machines"),
         ('{"format": 2, "cases": {"a": [1]}}', "'a' does not say where"),
         ('{"format": 2, "cases": {"a": [{"ratios": {"b": 1}}]}}', "'a' does not say where"),
-        (case_with('{"b": 1}', machine="{}"), "'a' does not say where"),
+        (case_with('{"a: b": 1}', machine="{}"), "'a' does not say where"),
+        (case_with('{"a: b": 1}', machine='{"processor": null}'), "'a' does not say where"),
         (case_with("{}"), "'a' has no ratios"),
-        (case_with('{"b": "1"}'), "'b' is '1', not a positive number"),
-        (case_with('{"b": true}'), "not a positive number"),
-        (case_with('{"b": null}'), "not a positive number"),
-        (case_with('{"b": 0}'), "not a positive number"),
-        (case_with('{"b": -1.0}'), "not a positive number"),
-        (case_with('{"b": NaN}'), "not a positive number"),
-        (case_with('{"b": Infinity}'), "not a positive number"),
+        (case_with('{"b": 1}'), "'a' has a ratio of 'b'"),
+        (case_with('{"ab: c": 1}'), "'a' has a ratio of 'ab: c'"),
+        (case_with('{"a: b": "1"}'), NO_NUMBER),
+        (case_with('{"a: b": true}'), NO_NUMBER),
+        (case_with('{"a: b": null}'), NO_NUMBER),
+        (case_with('{"a: b": 0}'), NO_NUMBER),
+        (case_with('{"a: b": -1.0}'), NO_NUMBER),
+        (case_with('{"a: b": 0.0009}'), NO_NUMBER),
+        (case_with('{"a: b": 1000.1}'), NO_NUMBER),
+        (case_with('{"a: b": 1' + 400 * "0" + "}"), NO_NUMBER),
+        (case_with('{"a: b": NaN}'), NO_NUMBER),
+        (case_with('{"a: b": Infinity}'), NO_NUMBER),
+        (100_000 * "[", "not JSON"),
     ],
 )
 def test_a_malformed_file_fails_before_anything_is_measured(run: Run, text: str, why: str) -> None:
@@ -279,7 +318,7 @@ def test_what_was_kept_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture
     assert check.main(["--write", "--kept", str(path)], Server({}, KEPT)) == 0
     kept = parse_file(path.read_text())
     assert list(kept) == list(check.CASES)
-    assert ratios_of(kept, "any") == KEPT
+    assert lowest(kept) == KEPT
     for [case] in kept.values():
         assert case.machine["processor"]
         assert case.machine["date"].endswith(" UTC")
@@ -306,12 +345,51 @@ def test_the_other_cases_keep_their_ratios_and_machines(tmp_path: Path) -> None:
     assert [each.ratios for each in parse_file(path.read_text())["append-100"]] == [some.ratios] * 2
 
 
-def test_the_ratios_of_an_equal_processor_count_and_else_the_lowest() -> None:
-    fast, slow = kept_on("Fast", {FIRST: 0.8, PAGE: 1.0}), kept_on("Slow", {FIRST: 0.5, PAGE: 1.1})
-    cases = {case: fast[case] + slow[case] for case in fast}
-    assert ratios_of(cases, "Fast") == {FIRST: 0.8, PAGE: 1.0}
-    assert ratios_of(cases, "Slow") == {FIRST: 0.5, PAGE: 1.1}
-    assert ratios_of(cases, "Other") == {FIRST: 0.5, PAGE: 1.0}
+def test_the_ratios_of_an_equal_processor_count_and_else_all_of_the_row() -> None:
+    fast = kept_on("Fast", {FIRST: 0.8, PAGE: 1.0})
+    slow = kept_on("Slow", {FIRST: 0.5, PAGE: 1.1, HUNDRED: 0.3})
+    cases = {case: [*fast.get(case, ()), *slow[case]] for case in slow}
+    hundred = {HUNDRED: Known(0.3, 0.3)}
+    on_fast = {FIRST: Known(0.8, 0.8), PAGE: Known(1.0, 1.0)}
+    assert known_ratios(cases, "Fast") == on_fast | hundred
+    on_slow = {FIRST: Known(0.5, 0.5), PAGE: Known(1.1, 1.1)}
+    assert known_ratios(cases, "Slow") == on_slow | hundred
+    on_other = {FIRST: Known(0.5, 0.8), PAGE: Known(1.0, 1.1)}
+    assert known_ratios(cases, "Other") == on_other | hundred
+
+
+@pytest.mark.parametrize("share", [0.4, 4.0, float("nan"), float("inf")])
+def test_a_ratio_that_would_not_pass_is_not_kept(
+    share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bad measurement would lower the bound for every unknown processor."""
+    path = tmp_path / "kept.json"
+    path.write_text(before := spelled(KEPT))
+    assert check.main(["--kept", str(path), "--write"], Server({HUNDRED: (share,)}, KEPT)) == 1
+    assert capsys.readouterr().out.startswith(f"ERROR: {path}: not kept: FAIL {HUNDRED}: ratio")
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 0.0004, 0.0, -1.0])
+def test_a_file_that_could_not_be_read_again_is_not_written(ratio: float, tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    assert check.main(["--kept", str(path), "--write"], Server({}, KEPT | {PAGE: ratio})) == 1
+    assert check.main(["--kept", str(path), "--write"], Server({}, {})) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_renamed_row_is_kept_by_one_write_for_all_machines(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    renamed = {row.replace(FIRST, "append-1: another name"): KEPT[row] for row in KEPT}
+    path.write_text(spelled(KEPT))
+    assert check.main(["--kept", str(path)], Server({}, renamed)) == 1
+    assert check.main(["--kept", str(path), "--write", "append-1"], Server({}, renamed)) == 0
+    assert check.main(["--kept", str(path)], Server({}, renamed)) == 0
+    kept = parse_file(path.read_text())
+    assert {row for each in kept["append-1"] for row in each.ratios} == renamed.keys() - KEPT | {
+        SECOND
+    }
+    assert lowest(kept, "Some").keys() == renamed.keys()
 
 
 def test_the_ratios_of_this_processor_are_compared(tmp_path: Path) -> None:
@@ -341,7 +419,7 @@ def test_a_failed_write_leaves_the_file(tmp_path: Path) -> None:
 
 
 def test_the_kept_file_of_the_repository_has_every_row() -> None:
-    rows = ratios_of(parse_file(check.KEPT.read_text("utf-8")), "any")
+    rows = lowest(parse_file(check.KEPT.read_text("utf-8")))
     for case in check.CASES:
         found = [row for row in rows if row.startswith(f"{case}: ")]
         assert [row.rpartition(", ")[2] for row in found] == ["1 connection"]
@@ -430,8 +508,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.send_response(503 if self.command == "POST" else 200)
-        self.send_header("content-length", "0")
+        self.send_header("content-length", "2")
         self.end_headers()
+        self.wfile.write(b"{}")
     do_GET = do_PUT = do_POST = answer
     def log_message(self, *words): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -440,11 +519,20 @@ server.serve_forever()
 """
 
 
+NO_PORT = """
+import os, pathlib, time
+pathlib.Path(os.environ["TOPICS_PORT_FILE"]).write_text("garbage")
+time.sleep(60)
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
         ("raise SystemExit('no such setting')", "server ended with 1: no such setting"),
         (REFUSING, "requests failed, first: HTTP/1.1 503"),
+        (REFUSING.replace("503", "200"), "an append of 1 has 0 seqs"),
+        (NO_PORT, "no port number in "),
     ],
 )
 def test_a_server_that_does_not_serve_fails(
@@ -470,3 +558,21 @@ def test_a_server_command_that_does_not_exist_fails(
     words = ["--kept", str(path), "--server", "/no/such/program", "--dir", str(tmp_path)]
     assert check.main(words) == 1
     assert "/no/such/program" in capsys.readouterr().out
+
+
+def test_sigterm_ends_the_servers_and_removes_their_folder(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks.check", "--dir", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as running:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*/*.bodies")):  # the last server to start makes this file
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        started = [pid for pid in family(running.pid) if pid != running.pid]
+        assert len(started) >= 3
+        running.terminate()
+        assert running.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    while left := [pid for pid in started if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
