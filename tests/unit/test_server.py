@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -27,6 +28,7 @@ from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
 from topics_server.runtime.metrics import log
 from topics_server.server import (
+    HttpServer,
     bind,
     raise_open_files,
     run,
@@ -403,3 +405,47 @@ def test_a_newer_format_ends_with_one_line(
     assert run(settings_of(tmp_path)) == 1
     (line,) = lines_of(capsys)
     assert "format 99" in line
+
+
+# -- the loop of the HTTP server -----------------------------------------------------------------
+
+
+class Ticking(HttpServer):
+    """Notes when uvicorn looked."""
+
+    def __init__(self) -> None:
+        super().__init__(uvicorn.Config(lambda scope: None, log_config=None))
+        self.looked_at: list[float] = []
+
+    async def on_tick(self, counter: int) -> bool:
+        self.looked_at.append(time.monotonic())
+        return await super().on_tick(counter)
+
+
+def test_an_idle_server_looks_once_a_second_and_sets_the_date() -> None:
+    async def watched() -> tuple[list[float], list[bytes], float]:
+        server, dates = Ticking(), []
+        looping = asyncio.create_task(server.main_loop())
+        began = time.monotonic()
+        while time.monotonic() < began + 2.5:
+            await asyncio.sleep(0.05)
+            dates += [value for _, value in server.server_state.default_headers[:1]]
+        stopped = time.monotonic()
+        server.stop()
+        await looping
+        return server.looked_at, dates, time.monotonic() - stopped
+
+    looked_at, dates, took_s = asyncio.run(watched())
+    assert len(looked_at) in (3, 4)  # at 0, 1 and 2 s, and by `stop`
+    assert len(set(dates)) >= 2
+    assert took_s < 0.5  # not at the end of the second
+
+
+def test_a_server_that_is_stopped_before_its_loop_does_not_wait() -> None:
+    async def stopped() -> int:
+        server = Ticking()
+        server.stop()
+        await asyncio.wait_for(server.main_loop(), 5)
+        return len(server.looked_at)
+
+    assert asyncio.run(stopped()) == 1

@@ -99,7 +99,7 @@ class Fanout:
         """
         stream = BroadcastStream(self, send, dialect, heartbeat_ms, id_of, owner, on_gone)
         self.streams.add(stream)
-        self.timer.beat_at(stream, monotonic_ms() + heartbeat_ms)
+        self.timer.beat_at(stream, monotonic_ms() + heartbeat_ms, heartbeat_ms)
         return stream
 
     def drain(self) -> None:
@@ -493,7 +493,7 @@ class BroadcastStream:
                     comment = b"id: %b\n%b" % (self._id_of(), comment)
                 self.push(comment)
             due_ms = now + self._heartbeat_ms
-        self._fanout.timer.beat_at(self, due_ms)
+        self._fanout.timer.beat_at(self, due_ms, self._heartbeat_ms)
 
     def _sent_ms(self) -> float:
         """The time of the last send."""

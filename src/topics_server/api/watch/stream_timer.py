@@ -14,8 +14,12 @@ from typing import Final, Protocol
 
 from topics_server.runtime.clock import monotonic_ms
 
-# Heartbeats that are due within this time are sent together.
-_BEAT_MS: Final = 50
+# Heartbeats that are due within this share of their interval, and at least this time, are sent
+# together: an idle process pays for each time that it wakes up.
+_TOGETHER_SHARE: Final = 60
+_TOGETHER_MS: Final = 50
+# The most checks in one turn of the loop; a heartbeat takes some 30 us.
+_LOOKS_MAX: Final = 32
 
 
 class Checked(Protocol):
@@ -55,12 +59,13 @@ class StreamTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
 
-    def beat_at(self, stream: Checked, due_ms: float) -> None:
-        """Check the stream when its heartbeat is due.
+    def beat_at(self, stream: Checked, due_ms: float, heartbeat_ms: int) -> None:
+        """Check the stream when its heartbeat is due. `heartbeat_ms`: the interval.
 
         The time is rounded up, so that streams share checks.
         """
-        self.look_at(stream, ceil(due_ms / _BEAT_MS) * _BEAT_MS)
+        step_ms = max(_TOGETHER_MS, heartbeat_ms // _TOGETHER_SHARE)
+        self.look_at(stream, ceil(due_ms / step_ms) * step_ms)
 
     def look_at(self, stream: Checked, due_ms: float) -> None:
         """Check the stream at `due_ms`, unless an earlier check is scheduled."""
@@ -92,7 +97,9 @@ class StreamTimer:
         self._timer = None
         now = monotonic_ms()
         looks = self._looks
-        while looks and looks[0].due_ms <= now:
+        for _ in range(_LOOKS_MAX):
+            if not looks or looks[0].due_ms > now:
+                break
             stream = heapq.heappop(looks).stream
             if stream is not None:
                 stream.next_look = None

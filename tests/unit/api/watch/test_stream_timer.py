@@ -1,0 +1,53 @@
+"""`StreamTimer`: heartbeats that share a check, and how many checks a turn of the loop has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from topics_server.api.watch import stream_timer
+from topics_server.api.watch.stream_timer import Look, StreamTimer
+from topics_server.runtime.clock import monotonic_ms
+
+pytestmark = pytest.mark.anyio
+
+
+class Stream:
+    """Notes the turn in which it is checked."""
+
+    def __init__(self, turns: list[int], turn: list[int]) -> None:
+        self.next_look: Look | None = None
+        self._turns = turns
+        self._turn = turn
+
+    def look(self, now: float) -> None:
+        self._turns.append(self._turn[0])
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_ms", "step_ms"), [(1_000, 50), (3_000, 50), (15_000, 250), (60_000, 1_000)]
+)
+async def test_heartbeats_of_a_sixtieth_of_their_interval_share_a_check(
+    heartbeat_ms: int, step_ms: int
+) -> None:
+    for due_ms in (0.0, 1.0, step_ms - 0.5, float(step_ms), 7.3 * step_ms):
+        timer, stream = StreamTimer(), Stream([], [0])
+        timer.beat_at(stream, 1e9 + due_ms, heartbeat_ms)
+        look = stream.next_look
+        assert look is not None
+        assert look.due_ms % step_ms == 0
+        assert 0 <= look.due_ms - (1e9 + due_ms) < step_ms
+
+
+async def test_many_checks_that_are_due_take_several_turns() -> None:
+    """Ten thousand heartbeats together would hold the loop for a third of a second."""
+    timer, turns, turn = StreamTimer(), list[int](), [0]
+    for _ in range(3 * stream_timer._LOOKS_MAX + 1):
+        timer.look_at(Stream(turns, turn), monotonic_ms() - 1)
+    async with asyncio.timeout(5):
+        while len(turns) < 3 * stream_timer._LOOKS_MAX + 1:
+            await asyncio.sleep(0)
+            turn[0] += 1
+    counts = [turns.count(each) for each in sorted(set(turns))]
+    assert counts == [stream_timer._LOOKS_MAX] * 3 + [1]
