@@ -77,7 +77,8 @@ def start_fanout_floor(
     module = [sys.executable, "-m", "benchmarks.servers.fanout_floor"]
     command = [*module, str(frame_file), str(answer_file), str(size), str(port_file)]
     floor = ServerProcess(command, dict(os.environ), port_file, folder / f"{name}.log")
-    floor.wait_port()
+    with floor.starting():
+        floor.wait_port()
     return floor
 
 

@@ -100,7 +100,8 @@ def start_floor(folder: Path, name: str, reply: Reply, *, stores: bool = False) 
         command.append(str(folder / f"floor-{name}.bodies"))
     log = folder / f"floor-{name}.log"
     floor = ServerProcess(command, dict(os.environ), port_file, log)
-    floor.wait_ready("/")
+    with floor.starting():
+        floor.wait_ready("/")
     return floor
 
 

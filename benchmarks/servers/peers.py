@@ -223,7 +223,8 @@ def durable_streams(folder: Path) -> ServerProcess:
     script = str(packages / "serve.mjs")
     command = (found.path, script, str(folder / "data"), str(free_port()), str(port_file))
     server = ServerProcess(command, found.environment(), port_file, folder / "log")
-    server.wait_port()
+    with server.starting():
+        server.wait_port()
     return server
 
 
@@ -238,14 +239,15 @@ def rust_streams(folder: Path) -> ServerProcess:
     command = (path, "--port", str(port), "--data-dir", str(folder / "data"))
     port_file = folder / "port"
     server = ServerProcess(command, dict(os.environ), port_file, folder / "log")
-    for _ in range(START_TURNS):
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(START_STEP_SECONDS)
-        else:
-            break
-    # The server writes no file with its port.
-    port_file.write_text(str(port))
-    server.wait_port()
+    with server.starting():
+        for _ in range(START_TURNS):
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except OSError:
+                time.sleep(START_STEP_SECONDS)
+            else:
+                break
+        # The server writes no file with its port.
+        port_file.write_text(str(port))
+        server.wait_port()
     return server

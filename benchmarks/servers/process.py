@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +77,15 @@ class ServerProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Kill the process if the block fails: no caller has it yet."""
+        try:
+            yield
+        except BaseException:
+            self.kill()
+            raise
 
     def wait_ready(self, path: str, timeout_s: float = 120.0) -> float:
         """Wait until `GET path` answers 200; return the seconds since the process was started."""

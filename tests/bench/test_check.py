@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +28,6 @@ from benchmarks.report.floor_ratios import (
 )
 from benchmarks.report.machine import describe
 from benchmarks.servers import floor
-from benchmarks.servers.cpu_time import family
 from benchmarks.servers.process import Reply
 
 KEPT = {
@@ -558,21 +554,3 @@ def test_a_server_command_that_does_not_exist_fails(
     words = ["--kept", str(path), "--server", "/no/such/program", "--dir", str(tmp_path)]
     assert check.main(words) == 1
     assert "/no/such/program" in capsys.readouterr().out
-
-
-def test_sigterm_ends_the_servers_and_removes_their_folder(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.check", "--dir", str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as running:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("*/*.bodies")):  # the last server to start makes this file
-            assert running.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        started = [pid for pid in family(running.pid) if pid != running.pid]
-        assert len(started) >= 3
-        running.terminate()
-        assert running.wait(60) == 128 + signal.SIGTERM
-    assert list(tmp_path.iterdir()) == []
-    while left := [pid for pid in started if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
