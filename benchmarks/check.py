@@ -150,7 +150,7 @@ def write(path: Path, cases: Sequence[str], measured: Measure, options: Options)
 
     The file keeps the ratios of the other cases and of other processors. It may be missing if all
     cases are measured. A ratio that `compare` would refuse on an unknown processor is not kept:
-    remove the case from the file to keep it all the same.
+    remove the row from the file to keep it all the same.
     """
     is_new = set(cases) == set(CASES) and not path.exists()
     kept = {} if is_new else parse_file(path.read_text("utf-8"))

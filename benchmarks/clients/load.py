@@ -286,6 +286,7 @@ def first_answer(connection: Connection, buffer: bytearray, *, may_refuse: bool)
         size = connection.sock.recv_into(buffer, 0, DISCARD if connection.missing else 0)
         assert size, "the server closed the connection"
         complete = connection.receive_http(buffer, size)
+        assert complete or time.perf_counter_ns() - connection.sent_ns <= STALL_NS, ENDLESS
     connection.sock.setblocking(False)
     if not (may_refuse and is_refusal(connection.wrong)):
         assert not connection.wrong, connection.wrong.decode("latin-1")

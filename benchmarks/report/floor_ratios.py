@@ -166,8 +166,7 @@ def holds(now: float, known: Known) -> bool:
 
 def fairest(tries: Sequence[float], known: Known) -> float:
     """The ratio of the first try within the bounds; without one, the nearest to them."""
-    good = (ratio for ratio in tries if holds(ratio, known))
-    return next(good, max(tries) if max(tries) < known.least else min(tries))
+    return min(tries, key=lambda now: max(known.least / max(now, 1e-9), now / known.most, 1.0))
 
 
 def verdict(row: str, now: float, known: Known) -> str:

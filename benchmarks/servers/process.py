@@ -26,7 +26,12 @@ IDLE_SECONDS = 2.0
 
 def end_by_sigterm() -> None:
     """Make SIGTERM an exception, so that the servers and folders of this process end with it."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not end the cleaning up
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
 # How often the date of the answers is set, seconds.
 _DATE_S: Final = 1.0
+# The time between the beginning of a stop and the end of idle connections, seconds: publishes that
+# are under way are answered, and their WebSocket is closed by its owner.
+_DRAIN_S: Final = 0.1
 # How often a WebSocket is pinged, and how long the peer has to answer.
 _PING_S: Final = 20
 # Modules that are imported once the server is ready (docs/decisions/0260, 0319): for the first
@@ -62,14 +65,17 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        """Let uvicorn look once a second, when its date changes, until `stop` is called.
+        """Let uvicorn set its date once a second, until `stop` was called.
 
         Its own loop looks ten times a second: half of what an idle server does.
         """
-        while not await self.on_tick(0):
+        await self.on_tick(0)
+        while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
                     await self._stopping.wait()
+            await self.on_tick(0)
+        await asyncio.sleep(_DRAIN_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

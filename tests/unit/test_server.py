@@ -422,30 +422,32 @@ class Ticking(HttpServer):
         return await super().on_tick(counter)
 
 
-def test_an_idle_server_looks_once_a_second_and_sets_the_date() -> None:
-    async def watched() -> tuple[list[float], list[bytes], float]:
-        server, dates = Ticking(), []
-        looping = asyncio.create_task(server.main_loop())
+def test_an_idle_server_sets_its_date_once_a_second_and_stops_at_once() -> None:
+    async def watched() -> tuple[int, list[bytes], float, float]:
+        server, dates = Ticking(), list[bytes]()
         began = time.monotonic()
+        looping = asyncio.create_task(server.main_loop())
         while time.monotonic() < began + 2.5:
             await asyncio.sleep(0.05)
             dates += [value for _, value in server.server_state.default_headers[:1]]
-        stopped = time.monotonic()
+        looks, stopped = len(server.looked_at), time.monotonic()
         server.stop()
         await looping
-        return server.looked_at, dates, time.monotonic() - stopped
+        return looks, dates, stopped - began, time.monotonic() - stopped
 
-    looked_at, dates, took_s = asyncio.run(watched())
-    assert len(looked_at) in (3, 4)  # at 0, 1 and 2 s, and by `stop`
+    looks, dates, watched_s, took_s = asyncio.run(watched())
+    assert 2 <= looks <= watched_s + 1  # uvicorn's own loop has ten times as many
     assert len(set(dates)) >= 2
-    assert took_s < 0.5  # not at the end of the second
+    assert took_s >= 0.1, "publishes that are under way are answered meanwhile"
+    assert took_s < 1.0, "it does not wait for the end of the second"
 
 
-def test_a_server_that_is_stopped_before_its_loop_does_not_wait() -> None:
+def test_a_server_that_is_stopped_before_its_loop_has_a_date_and_does_not_wait() -> None:
     async def stopped() -> int:
         server = Ticking()
         server.stop()
         await asyncio.wait_for(server.main_loop(), 5)
+        assert server.server_state.default_headers
         return len(server.looked_at)
 
     assert asyncio.run(stopped()) == 1

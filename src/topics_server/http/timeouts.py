@@ -31,7 +31,7 @@ _LATE_SHARE: Final = 0.25
 # The most connections checked in one slice, and the longest slice, ms. Ending a connection takes
 # some 40 us.
 _SLICE: Final = 128
-_SLICE_MS: Final = 0.5
+_SLICE_MS: Final = 0.2
 # The clock is read after this many connections.
 _LOOKED: Final = 4
 # The pause for other tasks between two slices, seconds. A request takes several loop turns, and

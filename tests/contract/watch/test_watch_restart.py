@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -249,6 +250,35 @@ def test_a_clean_stop_ends_streams_at_once_and_closes_sockets(
     assert server.process.wait(10) == 0
     assert time.monotonic() - started < 5
     server.process = None
+
+
+def test_publishes_under_way_at_a_stop_are_answered_before_the_close(
+    own: NewServer, names: Names, clients: Clients
+) -> None:
+    """Settled rules: code 1001, after the answers. A publish that is stored and not answered would
+    be sent again. [S-56]
+    """
+    server = own()
+    api = server.start()
+    topic = names("d")
+    api.put(topic, {"durability": "fsync"})
+    stored = 0
+    for _ in range(5):
+        ws = clients.ws(api)
+        for number in range(40):
+            ws.send(op="publish", topic=topic, records=[{"data": number}], request_id=f"{number}")
+        ops = [ws.frame_of("ack")["op"]]
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(StreamEnded):
+            while True:
+                ops.append(ws.frame_of("ack", "error")["op"])
+        assert ws.closed_with(within_s=5) == 1001
+        assert server.process.wait(10) == 0
+        server.process = None
+        api = server.start()
+        stored += ops.count("ack")
+        assert api.state(topic).json()["head_seq"] == stored
 
 
 def test_records_appended_before_the_stop_arrive_after_it(

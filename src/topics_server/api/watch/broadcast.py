@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from topics_server.api.watch.send_queue import Dialect as Dialect
 from topics_server.api.watch.send_queue import Send, send_queue_of
-from topics_server.api.watch.stream_timer import Look, StreamTimer
+from topics_server.api.watch.stream_timer import EARLY_MS, Look, StreamTimer
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher, Writes
 from topics_server.engine.subscribe.subscription import (
@@ -486,7 +486,7 @@ class BroadcastStream:
                 self._watch_slow()
             return
         due_ms = self._sent_ms() + self._heartbeat_ms
-        if due_ms <= now:
+        if due_ms <= now + EARLY_MS:
             comment = self._dialect.heartbeat(now_ms())
             if comment is not None:
                 if self._is_filtered and self._id_of is not None:

@@ -18,6 +18,9 @@ from topics_server.runtime.clock import monotonic_ms
 # together: an idle process pays for each time that it wakes up.
 _TOGETHER_SHARE: Final = 60
 _TOGETHER_MS: Final = 50
+# A heartbeat may be sent this much before it is due, so that the next one, which follows the time
+# at which this one was sent, does not fall into the next step.
+EARLY_MS: Final = 5
 # The most checks in one turn of the loop; a heartbeat takes some 30 us.
 _LOOKS_MAX: Final = 32
 
@@ -58,14 +61,16 @@ class StreamTimer:
         self._ties = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
+        self._is_looking = False
 
     def beat_at(self, stream: Checked, due_ms: float, heartbeat_ms: int) -> None:
         """Check the stream when its heartbeat is due. `heartbeat_ms`: the interval.
 
-        The time is rounded up, so that streams share checks.
+        The time is rounded up, so that streams share checks, unless that is `EARLY_MS` or less
+        after a step.
         """
         step_ms = max(_TOGETHER_MS, heartbeat_ms // _TOGETHER_SHARE)
-        self.look_at(stream, ceil(due_ms / step_ms) * step_ms)
+        self.look_at(stream, ceil((due_ms - EARLY_MS) / step_ms) * step_ms)
 
     def look_at(self, stream: Checked, due_ms: float) -> None:
         """Check the stream at `due_ms`, unless an earlier check is scheduled."""
@@ -80,9 +85,7 @@ class StreamTimer:
 
     def _set_timer(self) -> None:
         looks = self._looks
-        while looks and looks[0].stream is None:
-            heapq.heappop(looks)
-        if not looks:
+        if self._is_looking or not looks:
             return
         due_ms = looks[0].due_ms
         if self._timer is not None:
@@ -90,18 +93,23 @@ class StreamTimer:
                 return
             self._timer.cancel()
         self._timer_ms = due_ms
-        delay_s = max(0.0, due_ms - monotonic_ms()) / 1000
+        # The loop rounds to milliseconds. A timer that ends early would find nothing to do.
+        delay_s = ceil(max(0.0, due_ms - monotonic_ms())) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _look(self) -> None:
         self._timer = None
         now = monotonic_ms()
         looks = self._looks
-        for _ in range(_LOOKS_MAX):
-            if not looks or looks[0].due_ms > now:
-                break
-            stream = heapq.heappop(looks).stream
-            if stream is not None:
-                stream.next_look = None
-                stream.look(now)
-        self._set_timer()
+        self._is_looking = True
+        try:
+            for _ in range(_LOOKS_MAX):
+                if not looks or looks[0].due_ms > now:
+                    break
+                stream = heapq.heappop(looks).stream
+                if stream is not None:
+                    stream.next_look = None
+                    stream.look(now)
+        finally:
+            self._is_looking = False
+            self._set_timer()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-# A dict that grows is copied in one step. Dicts of 4,096 ids take 0.1 ms for it.
+# A dict that grows is copied in one step, which takes 0.25 ms for the parts of 4,096 ids.
 _RANGE_BITS: Final = 12
 _NO_PART: Final = (-1, b"")
 _NO_PARTS: Final[Mapping[int, tuple[int, bytes]]] = MappingProxyType({})

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from topics_server.api.watch import stream_timer
-from topics_server.api.watch.stream_timer import Look, StreamTimer
+from topics_server.api.watch.stream_timer import EARLY_MS, Look, StreamTimer
 from topics_server.runtime.clock import monotonic_ms
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,56 @@ async def test_heartbeats_of_a_sixtieth_of_their_interval_share_a_check(
         look = stream.next_look
         assert look is not None
         assert look.due_ms % step_ms == 0
-        assert 0 <= look.due_ms - (1e9 + due_ms) < step_ms
+        assert -EARLY_MS <= look.due_ms - (1e9 + due_ms) < step_ms - EARLY_MS + 1e-6
+
+
+@pytest.mark.parametrize("late_ms", [0.0, 0.4, 3.0, EARLY_MS])
+async def test_a_beat_that_follows_one_sent_in_time_is_not_a_step_late(late_ms: float) -> None:
+    timer, stream = StreamTimer(), Stream([], [0])
+    timer.beat_at(stream, 1e9 + late_ms + 15_000, 15_000)
+    look = stream.next_look
+    assert look is not None
+    assert look.due_ms == 1e9 + 15_000
+
+
+async def test_a_timer_never_finds_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's timers have whole milliseconds: one that ends early would be set again and again
+    until the check is due.
+    """
+    timer, turns = StreamTimer(), list[int]()
+    found: list[int] = []
+    look = timer._look
+
+    def counted() -> None:
+        before = len(turns)
+        look()
+        found.append(len(turns) - before)
+
+    monkeypatch.setattr(timer, "_look", counted)
+    for number in range(40):
+        timer.look_at(Stream(turns, [0]), monotonic_ms() + 20 + 3.3 * number)
+    for _ in range(1000):
+        if len(turns) == 40:
+            break
+        await asyncio.sleep(0.01)
+    assert len(turns) == 40
+    assert 0 not in found
+
+
+async def test_streams_that_ended_leave_the_timer_in_slices() -> None:
+    timer, streams = StreamTimer(), [Stream([], [0]) for _ in range(1000)]
+    for stream in streams:
+        timer.look_at(stream, monotonic_ms() - 1)
+        assert stream.next_look is not None
+        stream.next_look.stream = None
+    turns = list[int]()
+    timer.look_at(last := Stream(turns, [0]), monotonic_ms() - 1)
+    assert last.next_look is not None
+    async with asyncio.timeout(10):
+        while not turns:
+            assert len(timer._looks) in range(1, 1002)
+            await asyncio.sleep(0)
+    assert timer._looks == []
 
 
 async def test_many_checks_that_are_due_take_several_turns() -> None:
