@@ -1,4 +1,4 @@
-"""Guards of decision 0349: a step of recovery leaves out no topic that it concerns."""
+"""Guards of decisions 0349 (a step of recovery leaves out no topic that it concerns) and 0376."""
 
 from __future__ import annotations
 
@@ -64,6 +64,25 @@ STARTS: Final[list[Guard]] = [
             "a deleted router leaves no cursor after a start",
             "            if topic.cursors:\n",
             "            if False:\n",
+        ),
+    ),
+    *guards(
+        "api/watch/stream_timer.py",
+        "unit/api/watch/test_stream_timer.py",
+        (
+            "a turn of the loop has a bounded number of checks",
+            "for _ in range(_LOOKS_MAX):",
+            "while True:",
+        ),
+        (
+            "a heartbeat that follows one sent in time is not a step late",
+            "(due_ms - EARLY_MS) / step_ms",
+            "due_ms / step_ms",
+        ),
+        (
+            "a timer does not end before its check is due",
+            "ceil(max(0.0, due_ms - monotonic_ms())) / 1000",
+            "max(0.0, due_ms - monotonic_ms()) / 1000",
         ),
     ),
 ]
