@@ -38,8 +38,8 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
 # How often the date of the answers is set, seconds.
 _DATE_S: Final = 1.0
-# The time between the beginning of a stop and the end of idle connections, seconds: publishes that
-# are under way are answered, and their WebSocket is closed by its owner.
+# The time between the beginning of a stop and the end of idle connections, seconds. In it the
+# handlers of WebSockets answer the publishes that are under way, and then close.
 _DRAIN_S: Final = 0.1
 # How often a WebSocket is pinged, and how long the peer has to answer.
 _PING_S: Final = 20
